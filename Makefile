@@ -1,0 +1,63 @@
+# The commands of the project. Each target makes what it needs; `make` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+NATIVE := $(wildcard adapters/native/*.c adapters/native/*.h)
+DEMO_JOURNAL := build/demo.db
+# A demo that reads like the thing: four characters speak at once, every event in a journal.
+DEMO_PROMPTS := "ROMEO." "JULIET." "KING HENRY." "HAMLET. To be"
+
+.PHONY: help setup demo test lint types docs wheel native clean
+
+help:
+	@echo "make setup   environment with the package and the test tools"
+	@echo "make demo    several prompts at once on the simulated board, then the journal's proof"
+	@echo "make test    the default test suite"
+	@echo "make lint    ruff and import directions"
+	@echo "make types   mypy --strict"
+	@echo "make native  the C library under the sanitizers"
+	@echo "make docs    regenerate specs/machines.md"
+	@echo "make wheel   build a wheel into dist/"
+	@echo "make clean   remove what was built"
+
+setup: $(STAMP)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# Reinstalled when the package's definition or the C sources change: the library is built by the install.
+$(STAMP): pyproject.toml $(NATIVE) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@mkdir -p $(dir $(DEMO_JOURNAL))
+	@rm -f $(DEMO_JOURNAL) $(DEMO_JOURNAL)-wal $(DEMO_JOURNAL)-shm
+	$(BIN)/laneway run $(DEMO_PROMPTS) --max-tokens 48 --temperature 0.8 --seed 11 --journal $(DEMO_JOURNAL)
+	$(BIN)/laneway journal stats $(DEMO_JOURNAL)
+	$(BIN)/laneway journal verify $(DEMO_JOURNAL)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHONPATH=src $(BIN)/lint-imports
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+native:
+	$(MAKE) -C adapters/native check
+
+docs: $(STAMP)
+	$(BIN)/laneway machines --markdown > specs/machines.md
+
+wheel: $(BIN)/python
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf build dist *.egg-info adapters/native/build adapters/*.so

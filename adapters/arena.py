@@ -1,0 +1,112 @@
+"""Host memory that a device transfers to and from, and a place for what is tainted.
+
+An arena is one page-aligned anonymous mapping. Its address never changes: one exported ctypes array
+is held for the arena's life, and while an export exists Python itself refuses to close or resize
+the mapping. Memory of a job that never became quiescent may still be written by the device; it goes
+to the graveyard, which keeps the mapping until the process ends (E9, D12).
+
+Source: device-abi 4.3, E1, E4, E9.
+"""
+
+import ctypes
+import mmap
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+GRAVEYARD_BYTES_MAX = 256 << 20
+GRAVEYARD_ITEMS_MAX = 64
+
+
+class Arena:
+    """One page-aligned anonymous mapping with a fixed address.
+
+    Units: sizes and offsets in bytes; the size is rounded up to whole pages.
+    """
+
+    def __init__(self, byte_count: int) -> None:
+        if byte_count < 1:
+            raise ValueError(f"an arena needs at least one byte, not {byte_count}")
+        self.byte_count = -(-byte_count // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._mapping = mmap.mmap(-1, self.byte_count)
+        self._export: ctypes.Array[ctypes.c_ubyte] | None = (
+            ctypes.c_ubyte * self.byte_count
+        ).from_buffer(self._mapping)
+        self.address = ctypes.addressof(self._export)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the memory was given back."""
+        return self._export is None
+
+    @property
+    def mapping(self) -> mmap.mmap:
+        """The mapping itself; closing or resizing it raises BufferError while the arena lives."""
+        return self._mapping
+
+    def view(self, offset: int, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[np.generic]:
+        """Return an array over a part of the memory. Raises: ValueError if it does not fit."""
+        if self._export is None:
+            raise ValueError("the arena is closed")
+        kind = np.dtype(dtype)
+        count = int(np.prod(shape, dtype=np.int64))
+        if offset < 0 or offset + count * kind.itemsize > self.byte_count:
+            raise ValueError(
+                f"{count} items of {kind.itemsize} bytes at {offset} do not fit the arena's"
+                f" {self.byte_count} bytes"
+            )
+        return np.frombuffer(self._export, dtype=kind, count=count, offset=offset).reshape(shape)
+
+    def wipe(self) -> None:
+        """Overwrite everything with zeros (E4)."""
+        if self._export is None:
+            raise ValueError("the arena is closed")
+        ctypes.memset(self.address, 0, self.byte_count)
+
+    def close(self) -> None:
+        """Give the memory back.
+
+        The caller has dropped all views and the device's map.
+        Raises: BufferError while a view of it is alive; the arena is then as before.
+        """
+        if self._export is None:
+            return
+        self._export = None
+        try:
+            self._mapping.close()
+        except BufferError:
+            self._export = (ctypes.c_ubyte * self.byte_count).from_buffer(self._mapping)
+            raise
+
+
+class Graveyard:
+    """Keeps arenas that the device may still write to until the process ends (E9)."""
+
+    def __init__(self) -> None:
+        self._buried: list[tuple[Arena, str]] = []
+
+    @property
+    def item_count(self) -> int:
+        """The number of arenas kept."""
+        return len(self._buried)
+
+    @property
+    def byte_count(self) -> int:
+        """The bytes kept."""
+        return sum(arena.byte_count for arena, _ in self._buried)
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether more is kept than one process should (256 MiB or 64 items)."""
+        return self.item_count > GRAVEYARD_ITEMS_MAX or self.byte_count > GRAVEYARD_BYTES_MAX
+
+    def bury(self, arena: Arena, reason: str) -> None:
+        """Keep an arena's memory mapped for good.
+
+        Why: the reference taken here is never given back, so that the mapping outlives the device
+        object, its engine and even this graveyard.
+        """
+        if any(arena is kept for kept, _ in self._buried):
+            return
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(arena.mapping))
+        self._buried.append((arena, reason))

@@ -1,0 +1,222 @@
+"""A buffer: input and output runtime objects of one submodel over one arena of its own (E1).
+
+Every tensor lies page-aligned in the arena, inputs first; the map is made once when the buffer is
+created and the addresses never change (device-abi 4.3). Before a submit the input is filled; after
+acceptance nobody here touches the arena until the result is valid, and nobody fills it again until
+the ticket is retired and everything is restored and wiped (E3, E4).
+"""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from laneway.adapters import npurt
+from laneway.adapters.arena import Arena, Graveyard
+from laneway.adapters.calls import DeviceCalls
+from laneway.engine.effects import SubmitRow
+from laneway.engine.errors import DeviceError, InternalError
+from laneway.engine.lanes import PACK_OK, PACK_STATUS_NAMES, pack_lanes
+
+_DTYPES = {
+    npurt.DTYPE_INT32: np.int32,
+    npurt.DTYPE_UINT64: np.uint64,
+    npurt.DTYPE_FLOAT32: np.float32,
+    npurt.DTYPE_BF16: np.uint16,
+}
+
+
+@attrs.frozen
+class Tensor:
+    """One tensor of a submodel; ``dtype`` is a numpy type, bf16 as its bits."""
+
+    index: int
+    name: str
+    direction: int
+    dtype: type[np.generic]
+    shape: tuple[int, ...]
+    byte_count: int
+
+
+@attrs.frozen
+class SubmodelPart:
+    """One compiled graph as the device describes it."""
+
+    index: int
+    name: str
+    task: str
+    batch_max: int
+    tokens_max: int
+    tensors: tuple[Tensor, ...]
+    csrs: tuple[tuple[int, bool, int], ...]
+    """(id, per row, default) of the registers that every submit must set."""
+
+
+@attrs.define(eq=False)
+class Buffer:
+    """One pool item. ``ticket`` is the job that holds it, 0 if none."""
+
+    number: int
+    submodel: SubmodelPart
+    arena: Arena
+    views: dict[str, NDArray[np.generic]]
+    pointers: dict[int, ctypes.c_void_p]
+    ticket: int = 0
+    tainted: bool = False
+
+    def fill(self, rows: Sequence[SubmitRow], *, vocabulary: int, positions_max: int) -> None:
+        """Write tokens, positions and lengths of a job; what no row fills is zero.
+
+        Raises: ValueError if the rows do not fit, and nothing is written then; InternalError if the
+        buffer is held or tainted.
+        """
+        if self.ticket or self.tainted:
+            raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
+        counts = np.array([len(row.tokens) for row in rows], np.int32)
+        ends = np.cumsum(counts, dtype=np.int64)
+        status = pack_lanes(
+            np.array([token for row in rows for token in row.tokens], np.int32),
+            ends - counts,
+            counts,
+            np.array([row.start for row in rows], np.int32),
+            vocabulary=vocabulary,
+            positions_max=positions_max,
+            tokens=self.views["tokens"].view(np.int32),
+            positions=self.views["positions"].view(np.int32),
+            lengths=self.views["lengths"].view(np.int32),
+        )
+        if status != PACK_OK:
+            raise ValueError(f"buffer/{self.number}: {PACK_STATUS_NAMES[status]}")
+
+    def output(self, name: str) -> NDArray[np.generic] | None:
+        """Return an output tensor, or None if the submodel has none of that name."""
+        return self.views.get(name)
+
+    def wipe(self) -> None:
+        """Overwrite tokens, positions, lengths and logits (E4)."""
+        self.arena.wipe()
+
+    def drop_views(self) -> None:
+        """Forget the views, so that the arena can be closed."""
+        self.views = {}
+
+
+def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> SubmodelPart:
+    """Read one submodel with its tensors and registers. Raises: DeviceError."""
+    call = calls.library.call
+    info = npurt.SubmodelInfo()
+    call("npurt_calbin_submodel", calbin, index, ctypes.byref(info), about=f"submodel {index}")
+    tensors = []
+    for number in range(info.tensor_count):
+        tensor = npurt.TensorInfo()
+        call("npurt_calbin_tensor", calbin, index, number, ctypes.byref(tensor))
+        tensors.append(_take_tensor(tensor))
+    csrs = []
+    for number in range(info.csr_count):
+        csr = npurt.CsrInfo()
+        call("npurt_calbin_csr", calbin, index, number, ctypes.byref(csr))
+        if csr.required:
+            csrs.append((csr.id, bool(csr.per_lane), getattr(csr, "def")))
+    return SubmodelPart(
+        index=info.index,
+        name=info.name.decode("utf-8", "replace"),
+        task=npurt.TASKS.get(info.task, str(info.task)),
+        batch_max=info.max_batch,
+        tokens_max=info.max_tokens,
+        tensors=tuple(tensors),
+        csrs=tuple(csrs),
+    )
+
+
+def _take_tensor(info: npurt.TensorInfo) -> Tensor:
+    name = info.name.decode("utf-8", "replace")
+    if info.dtype not in _DTYPES or not 0 <= info.rank <= 8 or info.alignment > mmap.PAGESIZE:
+        raise DeviceError(
+            f"tensor {name} of dtype {info.dtype}, rank {info.rank} and alignment"
+            f" {info.alignment} cannot be mapped",
+            code=npurt.Code.UNSUPPORTED,
+        )
+    dtype = _DTYPES[info.dtype]
+    shape = tuple(info.dims[: info.rank])
+    need = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if min(shape, default=1) < 1 or need != info.bytes:
+        raise DeviceError(
+            f"tensor {name} of shape {shape} has {info.bytes} bytes, {need} are its due",
+            code=npurt.Code.INTERNAL,
+        )
+    return Tensor(info.index, name, info.direction, dtype, shape, need)
+
+
+def create_buffer(
+    calls: DeviceCalls, calbin: ctypes.c_void_p, number: int, part: SubmodelPart
+) -> Buffer:
+    """Create both runtime objects of a buffer and map its arena to every tensor.
+
+    Raises: DeviceError; nothing is left behind then.
+    """
+    offsets: dict[int, int] = {}
+    reached = 0
+    for tensor in sorted(part.tensors, key=lambda tensor: (tensor.direction, tensor.index)):
+        offsets[tensor.index] = reached
+        reached += -(-tensor.byte_count // mmap.PAGESIZE) * mmap.PAGESIZE
+    arena = Arena(reached)
+    views = {
+        tensor.name: arena.view(offsets[tensor.index], tensor.shape, tensor.dtype)
+        for tensor in part.tensors
+    }
+    buffer = Buffer(number, part, arena, views, {})
+    try:
+        for direction in (npurt.IN, npurt.OUT):
+            spec = npurt.BufferSpec(submodel=part.index, direction=direction, lanes=part.batch_max)
+            pointer = ctypes.c_void_p()
+            calls.library.call(
+                "npurt_buffer_create",
+                *(calbin, ctypes.byref(spec), ctypes.byref(pointer)),
+                about=f"buffer/{number}",
+            )
+            buffer.pointers[direction] = pointer
+        for tensor in part.tensors:
+            calls.library.call(
+                "npurt_buffer_map",
+                *(buffer.pointers[tensor.direction], tensor.index),
+                *(arena.address + offsets[tensor.index], tensor.byte_count),
+                about=f"buffer/{number} {tensor.name}",
+            )
+    except DeviceError:
+        for pointer in buffer.pointers.values():
+            calls.library.attempt("npurt_buffer_destroy", pointer)
+        buffer.drop_views()
+        del views
+        arena.close()
+        raise
+    return buffer
+
+
+def destroy_buffer(calls: DeviceCalls, buffer: Buffer, graveyard: Graveyard) -> None:
+    """Destroy the runtime objects and give the memory back, or bury it if that failed.
+
+    Raises: DeviceError if the device did not let go; the memory is then in the graveyard.
+    """
+    try:
+        for direction in (npurt.IN, npurt.OUT):
+            pointer = buffer.pointers.get(direction)
+            if pointer is not None:
+                calls.library.call(
+                    "npurt_buffer_destroy", pointer, about=f"buffer/{buffer.number}"
+                )
+                del buffer.pointers[direction]
+    except DeviceError as error:
+        bury_buffer(buffer, graveyard, str(error))
+        raise
+    if not buffer.tainted:
+        buffer.drop_views()
+        buffer.arena.close()
+
+
+def bury_buffer(buffer: Buffer, graveyard: Graveyard, reason: str) -> None:
+    """Keep a buffer's memory for good: the device may still write to it (E9)."""
+    buffer.tainted = True
+    graveyard.bury(buffer.arena, reason)

@@ -1,0 +1,101 @@
+"""One opened device: its library, its pointer, and who may call it when.
+
+Most calls may overlap. Configure, release and close may not (class X of the ABI): they wait until
+no other thread is inside and keep others out meanwhile. A wait that does not end within its bound
+is reported instead of made longer, so that a wedged device cannot hold its own closing up (D13).
+
+Source: device-abi 4.10 (thread safety), E10, E23.
+"""
+
+import ctypes
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from laneway.adapters import npurt
+from laneway.adapters.binding import Answer, Library
+from laneway.engine.errors import DeviceLostError
+
+
+class DeviceCalls:
+    """Calls on one opened device; thread-safe."""
+
+    def __init__(self, library: Library, pointer: ctypes.c_void_p) -> None:
+        self.library = library
+        self.pointer = pointer
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._kept_out = False
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the device was closed or abandoned: no call is made any more."""
+        return self._closed
+
+    def close(self) -> None:
+        """Let no call begin any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Make calls that may overlap with others. Not to be nested.
+
+        Raises: DeviceLostError once the device is closed.
+        """
+        with self._changed:
+            while self._kept_out and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                raise DeviceLostError("the device is closed", code=npurt.Code.BAD_HANDLE)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def exclusive(self, *, timeout_s: float) -> Iterator[None]:
+        """Make calls while nobody else does. Not to be nested; one thread at a time asks for it.
+
+        Raises: DeviceLostError if another call has not returned in time, or the device is closed.
+        """
+        self._keep_out(timeout_s)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._kept_out = False
+                self._changed.notify_all()
+
+    def _keep_out(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._kept_out = True
+            while self._inside and not self._closed:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._changed.wait(left):
+                    self._kept_out = False
+                    self._changed.notify_all()
+                    raise DeviceLostError(
+                        f"a device call has not returned within {timeout_s} s",
+                        code=npurt.Code.DEVICE_WEDGED,
+                    )
+            if self._closed:
+                self._kept_out = False
+                raise DeviceLostError("the device is closed", code=npurt.Code.BAD_HANDLE)
+
+    def attempt(self, name: str, *arguments: object) -> Answer:
+        """Call a function whose first argument is the device; return the status."""
+        if self._closed:
+            return Answer(name, npurt.Code.BAD_HANDLE, "the device is closed")
+        return self.library.attempt(name, self.pointer, *arguments)
+
+    def call(self, name: str, *arguments: object, about: str = "") -> None:
+        """Call a function whose first argument is the device. Raises: DeviceError if not OK."""
+        self.library.check(self.attempt(name, *arguments), about=about)

@@ -1,0 +1,75 @@
+"""The command ``laneway``: put engine, device and journal together for a person at a terminal.
+
+Each group of commands has a file of its own (cli_run.py, cli_model.py, …). Here are the
+application, ``--debug``, and the way errors leave: one line on stderr with what to do next, and an
+exit code (adapters/exits.py).
+"""
+
+import logging
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from laneway.adapters import cli_devices, cli_journal, cli_machines, cli_model, cli_run
+from laneway.adapters.exits import describe, exit_code
+
+app = typer.Typer(
+    name="laneway",
+    help="Serve LLMs on an NPU board with every event in a journal.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+app.command("run")(cli_run.run)
+app.command("devices")(cli_devices.devices)
+app.add_typer(cli_machines.app, name="machines")
+app.add_typer(cli_model.app, name="model")
+app.add_typer(cli_journal.app, name="journal")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            print(version("laneway"))
+        except PackageNotFoundError:
+            print("not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and log.")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Set what holds for every command."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.DEBUG if debug else logging.CRITICAL,
+        format="%(levelname)s %(name)s: %(message)s",
+    )
+
+
+def main() -> None:
+    """Run the command line and leave with the exit code that says how it went."""
+    debug = "--debug" in sys.argv[1:]
+    sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if debug:
+        sys.argv.insert(1, "--debug")
+    try:
+        app()
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            raise
+        Console(stderr=True, soft_wrap=True).print(
+            f"laneway: {describe(error)}", style="red", markup=False, highlight=False
+        )
+        sys.exit(exit_code(error))
+
+
+if __name__ == "__main__":
+    main()

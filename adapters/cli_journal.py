@@ -1,0 +1,267 @@
+"""``laneway journal``: look into a journal, fold it, prove it, copy it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+from rich.table import Table
+
+from laneway.adapters.exits import ANSWER_IS_NO, DONE
+from laneway.adapters.screen import wide_console
+from laneway.engine.snapshot import take_snapshot
+from laneway.engine.state import State
+from laneway.journal import ReadableJournal, copy, open_journal
+from laneway.journal.replay import VerifyReport, fold, verify
+from laneway.journal.stats import stats
+from laneway.journal.timeline import in_flight_at, show, step_record, timeline
+
+app = typer.Typer(help="Look into a journal, fold it, prove it, copy it.", no_args_is_help=True)
+
+File = Annotated[str, typer.Argument(help="Journal file.")]
+Json = Annotated[bool, typer.Option("--json", help="JSON lines.")]
+
+
+@contextmanager
+def _reading(file: str) -> Iterator[ReadableJournal]:
+    journal = open_journal(file, read_only=True)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def _ms(duration_ns: int) -> str:
+    return f"{duration_ns / 1e6:.3f}"
+
+
+@app.command("show")
+def show_steps(
+    file: File,
+    request: Annotated[int | None, typer.Option(help="Steps of this request.")] = None,
+    job: Annotated[int | None, typer.Option(help="Steps of this job.")] = None,
+    lane: Annotated[int | None, typer.Option(help="Steps of this lane.")] = None,
+    buffer: Annotated[int | None, typer.Option(help="Steps of this buffer.")] = None,
+    model: Annotated[int | None, typer.Option(help="Steps of this model.")] = None,
+    device: Annotated[int | None, typer.Option(help="Steps of this device (0).")] = None,
+    trigger: Annotated[str | None, typer.Option(help="Steps with this trigger.")] = None,
+    kind: Annotated[str | None, typer.Option("--input", help="Steps of this input kind.")] = None,
+    first: Annotated[int, typer.Option(help="From this step.")] = 1,
+    last: Annotated[int | None, typer.Option(help="To this step.")] = None,
+    from_ms: Annotated[float, typer.Option(help="From this engine time.")] = 0.0,
+    until_ms: Annotated[float | None, typer.Option(help="To this engine time.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show steps: the input, and the events that were decided. All filters must pass.
+
+    Examples:
+        laneway journal show run.db --request 2
+
+        laneway journal show run.db --trigger quarantine
+
+        laneway journal show run.db --input DeviceFaulted --json
+
+    """
+    with _reading(file) as journal:
+        steps = show(
+            journal,
+            request=request,
+            job=job,
+            lane=lane,
+            buffer=buffer,
+            model=model,
+            device=device,
+            trigger=trigger,
+            input_kind=kind,
+            first=first,
+            last=last,
+            from_ns=int(from_ms * 1e6),
+            until_ns=None if until_ms is None else int(until_ms * 1e6),
+        )
+        if as_json:
+            for step in steps:
+                print(json.dumps(step_record(step)))
+            return
+        for record in map(step_record, steps):
+            print(f"{record['step']:>7}  {_ms(record['at_ns']):>12} ms  {record['input_kind']}")
+            for event in record["events"]:
+                names = ", ".join(event["entities"])
+                print(f"{'':24}{names} {event['trigger']}: {event['source']} -> {event['dest']}")
+
+
+@app.command("stats")
+def show_stats(file: File, as_json: Json = False) -> None:
+    """Sum a journal up: rows, incarnations, endings, tokens, events, faults.
+
+    Examples:
+        laneway journal stats run.db
+
+    """
+    with _reading(file) as journal:
+        sums = stats(journal)
+    if as_json:
+        print(json.dumps(sums))
+        return
+    table = Table("what", "how many", title=f"journal {sums['journal_id']}")
+    for name in ("steps", "incarnations", "entity_events", "tokens", "bytes"):
+        table.add_row(name, str(sums[name]))
+    table.add_row("span", f"{_ms(sums['last_ns'] - sums['first_ns'])} ms")
+    table.add_row("requests", _counts(sums["requests"]))
+    for machine, events in sums["events"].items():
+        table.add_row(f"{machine} events", _counts(events))
+    table.add_row("faults", _counts(sums["faults"]) or "none")
+    wide_console().print(table)
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+
+
+@app.command("timeline")
+def show_timeline(
+    file: File,
+    entity: Annotated[str, typer.Argument(help="Such as buffer/1, request/5, job/17, device/0.")],
+    as_json: Json = False,
+) -> None:
+    """Show the life of one entity with time differences.
+
+    Examples:
+        laneway journal timeline run.db buffer/1
+
+        laneway journal timeline run.db request/2
+
+    """
+    with _reading(file) as journal:
+        moments = timeline(journal, entity)
+        if as_json:
+            for moment in moments:
+                print(json.dumps(moment.to_json()))
+            return
+        table = Table("step", "at ms", "+ ms", "input", "trigger", "from", "to", "with")
+        for moment in moments:
+            table.add_row(
+                str(moment.step),
+                _ms(moment.at_ns),
+                _ms(moment.since_ns),
+                moment.input_kind,
+                moment.trigger or "-",
+                moment.source,
+                moment.dest,
+                ", ".join(moment.related),
+            )
+    wide_console().print(table if table.row_count else f"{entity} is not in this journal")
+
+
+@app.command()
+def replay(
+    file: File,
+    until: Annotated[int | None, typer.Option(help="Fold up to this step.")] = None,
+    state: Annotated[bool, typer.Option("--state", help="The whole state: who held what.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Fold a journal to a state: what the engine knew after a step.
+
+    Examples:
+        laneway journal replay run.db --until 44 --state
+
+    """
+    with _reading(file) as journal:
+        folded = fold(journal, until)
+        flying = in_flight_at(journal, folded.step)
+    picture = attrs.asdict(take_snapshot(folded))
+    picture["in_flight"] = [job.to_json() for job in flying]
+    if state:
+        picture["held"] = _held(folded)
+    if as_json:
+        print(json.dumps(picture))
+    else:
+        print(json.dumps(picture, indent=2))
+
+
+def _held(state: State) -> dict[str, list[dict[str, Any]]]:
+    """Return who holds what: every lane and buffer that is not idle, every job, every request."""
+    lanes = [
+        {
+            "lane": f"lane/{lane.number}",
+            "state": lane.state,
+            "owner": f"{lane.origin}/{lane.owner}" if lane.owner is not None else None,
+            "length_tokens": lane.length_tokens,
+            "job": None if lane.job is None else f"job/{lane.job}",
+        }
+        for lane in state.lanes.values()
+        if lane.state != "empty"
+    ]
+    buffers = [
+        {
+            "buffer": f"buffer/{buffer.number}",
+            "state": buffer.state,
+            "job": None if buffer.job is None else f"job/{buffer.job}",
+        }
+        for buffer in state.buffers.values()
+        if buffer.state != "free"
+    ]
+    jobs = [_plain(job) for job in state.jobs.values()]
+    requests = [
+        {
+            "request": f"request/{request.number}",
+            "state": request.state,
+            "lane": None if request.lane is None else f"lane/{request.lane}",
+            "prompt_tokens": len(request.prompt),
+            "tokens": len(request.tokens),
+        }
+        for request in state.requests.values()
+    ]
+    return {"lanes": lanes, "buffers": buffers, "jobs": jobs, "requests": requests}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = attrs.asdict(value)
+    return plain
+
+
+@app.command("verify")
+def prove(file: File, as_json: Json = False) -> None:
+    """Prove a journal: every byte is as written, and today's code decides the same.
+
+    The last line is `verify: ok`; else the first step that differs, and exit code 1.
+
+    Examples:
+        laneway journal verify run.db
+
+    """
+    with _reading(file) as journal:
+        report = verify(journal)
+    if as_json:
+        print(json.dumps(report.to_json()))
+    else:
+        _tell_verdict(report)
+    raise typer.Exit(DONE if report.ok else ANSWER_IS_NO)
+
+
+def _tell_verdict(report: VerifyReport) -> None:
+    print(
+        f"{report.steps} steps, {report.entity_events} entity events,"
+        f" {report.incarnations} incarnations, chain {report.chain[:16]}…"
+    )
+    if report.note:
+        print(f"note: {report.note}")
+    where = f"step {report.step}: " if report.step else ""
+    print("verify: ok" if report.ok else f"verify: {report.asked}: {where}{report.reason}")
+
+
+@app.command("copy")
+def copy_journal(
+    file: File,
+    destination: Annotated[Path, typer.Argument(help="File to write; must not exist.")],
+) -> None:
+    """Copy a journal, also while an engine writes it.
+
+    Examples:
+        laneway journal copy run.db run-copy.db
+
+    """
+    copied = copy(file, destination)
+    print(f"copied to {copied}")

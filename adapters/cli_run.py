@@ -1,0 +1,163 @@
+"""``laneway run``: answer prompts, all at once, streaming."""
+
+import asyncio
+import json
+import secrets
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from laneway.adapters import open_device
+from laneway.adapters.exits import ANSWER_IS_NO, DONE
+from laneway.adapters.screen import Screen, watch_loading
+from laneway.engine import Engine, Request, RequestError, Result, Sampling, Stream
+from laneway.engine.errors import ConfigurationError
+from laneway.journal import open_journal
+
+
+def run(
+    prompts: Annotated[list[str] | None, typer.Argument(help="Prompts, answered at once.")] = None,
+    prompt_tokens: Annotated[
+        list[str] | None, typer.Option(help="A prompt as token ids: 1,2,3. May be repeated.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="Calbin or Hugging Face folder; default the shipped demo.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="Device URL.")] = "sim:",
+    max_tokens: Annotated[int, typer.Option(help="Tokens at most, each.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="One seed for all; default drawn.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop text. May be repeated.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds, each.")] = None,
+    journal: Annotated[
+        str | None, typer.Option(help="Journal file, made or continued; default in memory.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
+) -> None:
+    """Answer all prompts at once, streaming.
+
+    Examples:
+        laneway run "ROMEO." "What news?" --max-tokens 32 --seed 7
+
+        laneway run "To be" --temperature 0 --journal run.db
+
+        laneway run --prompt-tokens 1,2,3 --model models/tiny-moe --json
+
+    """
+    wanted = [*(prompts or []), *(_read_tokens(text) for text in prompt_tokens or [])]
+    if not wanted:
+        raise typer.BadParameter("give at least one prompt, or --prompt-tokens")
+    folder = model if model is not None else demo_model()
+    sampling = _usable(
+        lambda: Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            seed=seed if seed is not None else secrets.randbits(63),
+        )
+    )
+    alias = folder.resolve().name
+    requests = [
+        _usable(
+            lambda prompt=prompt: Request(  # type: ignore[misc]
+                model=alias,
+                prompt=prompt,
+                max_tokens=max_tokens,
+                sampling=sampling,
+                stop=tuple(stop or ()),
+                deadline_s=deadline,
+            )
+        )
+        for prompt in wanted
+    ]
+    opened = open_journal(journal)
+    try:
+        port = open_device(device)
+    except BaseException:
+        opened.close()
+        raise
+    with Engine(device=port, journal=opened) as engine:
+        with watch_loading(engine, alias, quiet=as_json):
+            engine.load(alias, str(folder))
+        results = asyncio.run(_answer(engine, requests, quiet=as_json))
+    if as_json:
+        for index, result in enumerate(results):
+            print(json.dumps(_row(index, result)))
+    raise typer.Exit(DONE if all(result.error is None for result in results) else ANSWER_IS_NO)
+
+
+async def _answer(engine: Engine, requests: list[Request], *, quiet: bool) -> list[Result]:
+    """Submit every request, show the answers as they come, return the endings in prompt order."""
+    streams = [engine.submit(request) for request in requests]
+    names = [
+        request.prompt if isinstance(request.prompt, str) else f"{len(request.prompt)} tokens"
+        for request in requests
+    ]
+    with Screen(Console(), names, quiet=quiet) as screen:
+        await asyncio.gather(*(_show(screen, i, stream) for i, stream in enumerate(streams)))
+    return [stream.result() for stream in streams]
+
+
+async def _show(screen: Screen, index: int, stream: Stream) -> None:
+    try:
+        async for delta in stream:
+            screen.add(index, delta)
+    except RequestError:
+        pass  # the ending below carries it
+    screen.end(index, stream.result())
+
+
+def demo_model() -> Path:
+    """Return the folder of the model that ships with the package."""
+    from importlib.resources import files
+
+    folder = Path(str(files("laneway.models").joinpath("demo-shakespeare")))
+    if not folder.is_dir():
+        raise ConfigurationError("the demo model is not installed: name one with --model")
+    return folder
+
+
+def _read_tokens(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--prompt-tokens wants ids such as 1,2,3, not {text!r}") from None
+
+
+def _usable(make: Any) -> Any:
+    """Build a value from the command line's words; what is out of range is the user's error."""
+    try:
+        return make()
+    except (TypeError, ValueError) as wrong:
+        raise typer.BadParameter(str(wrong)) from wrong
+
+
+def _row(index: int, result: Result) -> dict[str, Any]:
+    """Return the line of one request as interfaces name it."""
+    error = None
+    if result.error is not None:
+        error = {"type": _error_type(result), "message": str(result.error)}
+    return {
+        "request": index,
+        "prompt_tokens": list(result.prompt),
+        "tokens": list(result.tokens),
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "usage": {
+            "prompt_tokens": result.usage.prompt_tokens,
+            "completion_tokens": result.usage.completion_tokens,
+            "total_tokens": result.usage.total_tokens,
+        },
+        "error": error,
+    }
+
+
+def _error_type(result: Result) -> str:
+    reason = getattr(result.error, "reason", "")
+    return reason or type(result.error).__name__

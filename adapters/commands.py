@@ -1,0 +1,405 @@
+"""Carry out what changes the device: KV operations, submits, restores, configure, release, close.
+
+One thread (or ``step``) runs these in the order in which they were asked for, so an operation can
+rely on everything before it, and configure, release and close are barriers behind it (E23). Each
+ends in exactly one answer; a refusal of the device is an answer, never an exception.
+
+Order of posts: the answer to a submit is posted before its ticket is waited for, so a completion
+never overtakes it here.
+"""
+
+import ctypes
+from collections.abc import Callable, MutableMapping
+
+from laneway.adapters import npurt
+from laneway.adapters.arena import Graveyard
+from laneway.adapters.binding import Answer
+from laneway.adapters.buffers import Buffer, bury_buffer, create_buffer, destroy_buffer
+from laneway.adapters.calls import DeviceCalls
+from laneway.adapters.facts import read_health
+from laneway.adapters.loaded import Generation, LoadedModel
+from laneway.adapters.waiting import Flight, Waiting
+from laneway.engine.clock import Clock
+from laneway.engine.effects import (
+    ApplyKv,
+    ConfigureModel,
+    KvOperation,
+    PublishModel,
+    ReleaseModel,
+    RestoreBuffer,
+    SubmitJob,
+)
+from laneway.engine.errors import DeviceError, InternalError
+from laneway.engine.inputs import (
+    BufferRestored,
+    ConfigureFailed,
+    Input,
+    KvApplied,
+    KvApplyFailed,
+    ModelConfigured,
+    ModelReleased,
+    ReleaseFailed,
+    RestoreFailed,
+    SubmitAccepted,
+    SubmitDoubtful,
+    SubmitRefused,
+)
+
+EXCLUSIVE_TIMEOUT_S = 10.0
+_ENDED = npurt.TERMINAL | npurt.QUIESCENT
+
+
+class Commands:
+    """The handlers of everything that changes a device; one thread at a time."""
+
+    def __init__(
+        self,
+        calls: DeviceCalls,
+        clock: Clock,
+        waiting: Waiting,
+        models: MutableMapping[int, LoadedModel],
+        graveyard: Graveyard,
+        *,
+        chips: tuple[int, ...],
+        post: Callable[[Input], None],
+    ) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._waiting = waiting
+        self._models = models
+        self._graveyard = graveyard
+        self._chips = chips
+        self._post = post
+
+    # -------------------------------------------------------------------------- jobs
+
+    def submit(self, effect: SubmitJob) -> None:
+        """Apply the operations once, fill the buffer, submit; one answer (R2.3, D6)."""
+        model = self._model(effect.model)
+        generation = model.current
+        code = model.stale_code(epoch=effect.epoch, generation=effect.generation)
+        if code is not None or generation is None:
+            reason = f"decided for epoch {effect.epoch}, generation {effect.generation}"
+            self._post(SubmitRefused(job=effect.job, code=code or 0, reason=reason))
+            return
+        buffer = self._buffer(model, effect.buffer)
+        failed = self._apply(model, effect.operations, job=effect.job)
+        if failed is not None:
+            self._post(failed)
+            return
+        try:
+            buffer.fill(
+                effect.rows, vocabulary=model.vocabulary, positions_max=model.context_tokens
+            )
+        except ValueError as error:
+            refusal = SubmitRefused(
+                job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error)
+            )
+            self._post(refusal)
+            return
+        begun_ns = self._clock.now_ns()
+        answer, ticket = self._submit(model, generation, buffer, effect)
+        if answer.ok and ticket:
+            answered: Input = SubmitAccepted(job=effect.job, ticket=ticket)
+        elif ticket or answer.code == npurt.Code.SUBMIT_INDETERMINATE:
+            answered = SubmitDoubtful(
+                job=effect.job, ticket=ticket, code=answer.code, reason=answer.reason
+            )
+        else:
+            reason = answer.reason if not answer.ok else f"{answer.call}: accepted without a ticket"
+            refused = answer.code or npurt.Code.INTERNAL
+            self._post(SubmitRefused(job=effect.job, code=refused, reason=reason))
+            return
+        buffer.ticket = ticket
+        self._post(answered)
+        if ticket:
+            self._waiting.track(
+                Flight(effect, model, generation, buffer, ticket, begun_ns, begun_ns)
+            )
+
+    def _submit(
+        self, model: LoadedModel, generation: Generation, buffer: Buffer, effect: SubmitJob
+    ) -> tuple[Answer, int]:
+        rows = model.device_rows(effect)
+        csrs = _csr_values(buffer, len(effect.rows))
+        params = npurt.SubmitParams(
+            in_=buffer.pointers[npurt.IN],
+            out=buffer.pointers[npurt.OUT],
+            kv=model.bank,
+            lanes=ctypes.cast(rows, ctypes.POINTER(npurt.Lane)),
+            csrs=ctypes.cast(csrs, ctypes.POINTER(npurt.CsrValue)) if len(csrs) else None,
+            lane_count=len(rows),
+            lane_stride=ctypes.sizeof(npurt.Lane),
+            csr_count=len(csrs),
+            csr_stride=ctypes.sizeof(npurt.CsrValue),
+            expect_generation=generation.device_generation,
+            expect_epoch=generation.device_epoch,
+            client_tag=effect.job,
+            kv_txn=effect.job,
+        )
+        ticket = ctypes.c_uint64(0)
+        answer = self._calls.attempt(
+            "npurt_job_submit", ctypes.byref(params), ctypes.byref(ticket)
+        )
+        return answer, ticket.value
+
+    # -------------------------------------------------------------------------- KV
+
+    def apply_kv(self, effect: ApplyKv) -> None:
+        """Apply operations on lanes without a next job."""
+        model = self._model(effect.model)
+        code = model.stale_code(epoch=effect.epoch, generation=effect.generation)
+        if code is not None:
+            reason = f"decided for epoch {effect.epoch}, generation {effect.generation}"
+            first = effect.operations[0]
+            self._post(_kv_failure(first, None, code, reason=reason))
+            return
+        failed = self._apply(model, effect.operations, job=None)
+        lanes = tuple(operation.lane for operation in effect.operations)
+        self._post(failed if failed is not None else KvApplied(lanes=lanes))
+
+    def _apply(
+        self, model: LoadedModel, operations: tuple[KvOperation, ...], *, job: int | None
+    ) -> KvApplyFailed | None:
+        """Apply a list once. Return what failed, or None."""
+        if not operations:
+            return None
+        array = model.device_operations(operations)
+        bad = ctypes.c_uint32(0)
+        answer = self._calls.library.attempt(
+            "npurt_kv_apply",
+            *(model.bank, array, ctypes.sizeof(npurt.KvOp), len(array), ctypes.byref(bad)),
+        )
+        if answer.ok:
+            model.note_applied(array)
+            return None
+        blamed = operations[min(bad.value, len(operations) - 1)]
+        return _kv_failure(blamed, job, answer.code, reason=answer.reason)
+
+    # -------------------------------------------------------------------------- buffers
+
+    def restore(self, effect: RestoreBuffer) -> None:
+        """Retire the ticket, restore, wipe (E4); memory that is not quiescent is buried (E9)."""
+        buffer = self._buffer(self._model(effect.model), effect.buffer)
+        try:
+            self._retire(buffer, effect.ticket)
+            for direction in (npurt.IN, npurt.OUT):
+                self._calls.library.call(
+                    "npurt_buffer_restore",
+                    *(buffer.pointers[direction], npurt.RESTORE_SLICES | npurt.RESTORE_TENSORS),
+                    about=f"buffer/{buffer.number}",
+                )
+            buffer.wipe()
+        except DeviceError as error:
+            self._post(
+                RestoreFailed(
+                    buffer=effect.buffer, job=effect.job, code=error.code, reason=str(error)
+                )
+            )
+            return
+        self._post(BufferRestored(buffer=effect.buffer, job=effect.job))
+
+    def _retire(self, buffer: Buffer, ticket: int) -> None:
+        if buffer.ticket != ticket or buffer.tainted:
+            raise DeviceError(
+                f"buffer/{buffer.number} is held by ticket {buffer.ticket}, not by {ticket}",
+                code=npurt.Code.STALE_TICKET,
+            )
+        state = npurt.JobState()
+        about = f"buffer/{buffer.number} ticket {ticket}"
+        self._calls.call("npurt_job_poll", ticket, ctypes.byref(state), about=about)
+        if state.h.flags & _ENDED != _ENDED:
+            bury_buffer(buffer, self._graveyard, f"{about} never became quiescent")
+            raise DeviceError(
+                f"{about} is not terminal and quiescent (flags {state.h.flags})",
+                code=npurt.Code.OBJECT_IN_FLIGHT,
+            )
+        self._calls.call("npurt_job_retire", ticket, about=about)
+        buffer.ticket = 0
+
+    # -------------------------------------------------------------------------- models
+
+    def configure(self, effect: ConfigureModel) -> None:
+        """Configure the device, open the bank, create the buffers; all or a failure."""
+        model = self._model(effect.model)
+        try:
+            with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):
+                configured = self._configure(model, effect)
+        except DeviceError as error:
+            reason = str(error) + self._undo(model)
+            self._post(ConfigureFailed(model=effect.model, code=error.code, reason=reason))
+            return
+        self._post(configured)
+
+    def _configure(self, model: LoadedModel, effect: ConfigureModel) -> ModelConfigured:
+        call = self._calls.library.call
+        about = f"model/{model.number}"
+        params = npurt.ConfigureParams(chip_mask=0, timeout_ns=effect.timeout_ns)
+        result = npurt.ConfigureResult()
+        call(
+            "npurt_calbin_configure",
+            *(model.calbin, ctypes.byref(params), ctypes.byref(result)),
+            about=about,
+        )
+        bank = ctypes.c_void_p()
+        kv = npurt.KvParams(layout=model.kv_layout, lanes=effect.lane_count)
+        call(
+            "npurt_kv_open", model.calbin, ctypes.byref(kv), ctypes.byref(bank), about=about
+        )
+        model.bank = bank
+        parts = {part.name: part for part in model.submodels}
+        for plan in effect.buffers:
+            for number in range(plan.first, plan.first + plan.count):
+                model.buffers[number] = create_buffer(
+                    self._calls, model.calbin, number, parts[plan.submodel]
+                )
+        model.lane_tags.clear()
+        model.current = Generation(
+            epoch=effect.epoch,
+            generation=effect.generation,
+            device_epoch=result.device_epoch,
+            device_generation=result.generation,
+            lane_first=effect.lane_first,
+            lane_count=effect.lane_count,
+        )
+        return ModelConfigured(
+            model=effect.model,
+            device_generation=result.generation,
+            device_epoch=result.device_epoch,
+            duration_ns=result.duration_ns,
+            used_bytes_before=tuple(result.mem_before[chip] for chip in self._chips),
+            used_bytes_after=tuple(result.mem_after[chip] for chip in self._chips),
+        )
+
+    def publish(self, effect: PublishModel) -> None:
+        """Arm the simulator's fault rules; other devices have nothing to be told."""
+        if self._calls.library.has("npurt_sim_arm"):
+            self._calls.call("npurt_sim_arm", about=f"model/{effect.model}")
+
+    def release(self, effect: ReleaseModel) -> None:
+        """Give bank, buffers and calbin back; say what memory and health are afterwards (E22)."""
+        model = self._model(effect.model)
+        try:
+            with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):
+                self._give_back(model)
+                health = read_health(self._calls, self._chips)
+        except DeviceError as error:
+            self._post(ReleaseFailed(model=effect.model, code=error.code, reason=str(error)))
+            return
+        self._models.pop(effect.model, None)
+        model.files.close()
+        self._post(
+            ModelReleased(
+                model=effect.model,
+                used_bytes=health.used_bytes,
+                healthy=health.state == "ok" and health.sticky == npurt.Code.OK,
+            )
+        )
+
+    def _give_back(self, model: LoadedModel) -> None:
+        """Destroy buffers, bank and calbin, in that order.
+
+        Raises: DeviceError at the first that is not given back.
+        """
+        about = f"model/{model.number}"
+        for number in list(model.buffers):
+            destroy_buffer(self._calls, model.buffers[number], self._graveyard)
+            del model.buffers[number]
+        if model.bank is not None:
+            self._calls.library.call("npurt_kv_close", model.bank, about=about)
+            model.bank = None
+        model.current = None
+        self._calls.library.call("npurt_calbin_release", model.calbin, about=about)
+
+    def _undo(self, model: LoadedModel) -> str:
+        """Give back what a failed configuration left; return what could not be, for the reason."""
+        try:
+            with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):
+                self._give_back(model)
+        except DeviceError as error:
+            return f"; cleaning up: {error}"
+        self._models.pop(model.number, None)
+        model.files.close()
+        return ""
+
+    # -------------------------------------------------------------------------- close
+
+    def close(self) -> str:
+        """Close the device; return why that was not possible, or nothing.
+
+        Memory that may still be written to is buried; the rest is given back.
+        """
+        try:
+            with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):
+                held = self._held_buffers()
+                answer = self._calls.attempt("npurt_device_close")
+                self._calls.close()
+        except DeviceError as error:
+            self.abandon(str(error))
+            return str(error)
+        for model in self._models.values():
+            for buffer in model.buffers.values():
+                if not answer.ok or buffer.number in held:
+                    bury_buffer(buffer, self._graveyard, "not quiescent when the device was closed")
+                elif not buffer.tainted:
+                    buffer.drop_views()
+                    buffer.arena.close()
+            model.files.close()
+        self._models.clear()
+        return "" if answer.ok else answer.reason
+
+    def _held_buffers(self) -> set[int]:
+        """Return the buffers whose job is not known to be quiescent."""
+        held = set()
+        for model in self._models.values():
+            for buffer in model.buffers.values():
+                if not buffer.ticket:
+                    continue
+                state = npurt.JobState()
+                answer = self._calls.attempt("npurt_job_poll", buffer.ticket, ctypes.byref(state))
+                if not answer.ok or not state.h.flags & npurt.QUIESCENT:
+                    held.add(buffer.number)
+        return held
+
+    def abandon(self, reason: str) -> None:
+        """Make no call any more and keep all memory: the device may still write to it (D13)."""
+        self._calls.close()
+        for model in self._models.values():
+            for buffer in model.buffers.values():
+                bury_buffer(buffer, self._graveyard, reason)
+
+    # -------------------------------------------------------------------------- look-ups
+
+    def _model(self, number: int) -> LoadedModel:
+        model = self._models.get(number)
+        if model is None:
+            raise InternalError(f"model/{number} is not validated or was released")
+        return model
+
+    def _buffer(self, model: LoadedModel, number: int) -> Buffer:
+        buffer = model.buffers.get(number)
+        if buffer is None:
+            raise InternalError(f"buffer/{number} does not belong to model/{model.number}")
+        return buffer
+
+
+def _kv_failure(
+    blamed: KvOperation, job: int | None, code: int, *, reason: str
+) -> KvApplyFailed:
+    return KvApplyFailed(
+        job=job,
+        lane=blamed.lane,
+        operation=blamed.verb,
+        code=code,
+        unknown=code == npurt.Code.KV_UNKNOWN,
+        reason=f"{blamed.verb} lane/{blamed.lane} {blamed.from_tokens} to {blamed.to_tokens},"
+        f" transaction {blamed.transaction}: {reason}",
+    )
+
+
+def _csr_values(buffer: Buffer, rows: int) -> ctypes.Array[npurt.CsrValue]:
+    """Make the full snapshot of required registers (D7)."""
+    values = []
+    for identity, per_row, default in buffer.submodel.csrs:
+        values += [(identity, row, default) for row in range(rows if per_row else 1)]
+    return (npurt.CsrValue * len(values))(*values)

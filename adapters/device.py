@@ -1,0 +1,400 @@
+"""DevicePort over any npurt library.
+
+Theory of operation. Effects go to one of four places: what changes the device runs in order on one
+thread (commands.py), artifacts are checked on another (validating.py), health is asked on a third,
+and a fourth waits for results (waiting.py). Every one of them answers by posting inputs, and an
+exception in any of them is posted as a fault of kind ``call``. Without threads the same handlers
+run inside ``step``: one effect, or one result, at a time (E30).
+
+Time is the device's clock. Where the device is stepped it stands still until ``advance``, which
+moves to whatever comes first: the device's next event, the next thing the hang rule would say, or
+the instant that the engine waits for.
+"""
+
+import ctypes
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laneway.adapters import npurt
+from laneway.adapters.arena import Graveyard
+from laneway.adapters.binding import Library
+from laneway.adapters.calls import DeviceCalls
+from laneway.adapters.commands import Commands
+from laneway.adapters.deviceclock import DeviceClock
+from laneway.adapters.facts import read_device, read_health
+from laneway.adapters.loaded import LoadedModel
+from laneway.adapters.results import read_logits
+from laneway.adapters.simulated import SimulatorControls
+from laneway.adapters.trials import TrialRun
+from laneway.adapters.validating import ArtifactOptions, Validation
+from laneway.adapters.waiting import SLICE_NS, Waiting
+from laneway.adapters.worker import Worker
+from laneway.engine.clock import Clock, MonotonicClock
+from laneway.engine.effects import (
+    ApplyKv,
+    CloseDevice,
+    ConfigureModel,
+    DeviceEffect,
+    ProbeHealth,
+    PublishModel,
+    ReleaseModel,
+    RestoreBuffer,
+    SubmitJob,
+    ValidateArtifact,
+)
+from laneway.engine.errors import ConfigurationError, DeviceError, DeviceRefusedError, UsageError
+from laneway.engine.inputs import (
+    DeviceClosed,
+    DeviceFacts,
+    DeviceFaulted,
+    HealthProbed,
+    Input,
+)
+from laneway.engine.ports import TextPort
+
+LOG = logging.getLogger("laneway.adapters.device")
+STOP_TIMEOUT_S = 5.0
+_FLAG_EXCLUSIVE = 1
+
+
+def open_calls(
+    library: Library,
+    *,
+    config: str = "",
+    index: int = 0,
+    chip_mask: int = 0,
+    exclusive: bool = False,
+) -> DeviceCalls:
+    """Open one device of a library.
+
+    Raises: ConfigurationError for a configuration that the library does not accept;
+    DeviceRefusedError if the device cannot be opened.
+    """
+    params = npurt.OpenParams(index=index, chip_mask=chip_mask, config=config.encode() or None)
+    params.h.flags = _FLAG_EXCLUSIVE if exclusive else 0
+    pointer = ctypes.c_void_p()
+    answer = library.attempt("npurt_device_open", ctypes.byref(params), ctypes.byref(pointer))
+    if answer.code == npurt.Code.INVALID_ARG:
+        raise ConfigurationError(f"{library.path}: {answer.reason}")
+    if not answer.ok:
+        raise DeviceRefusedError(f"{library.path}: {answer.reason}", code=answer.code)
+    return DeviceCalls(library, pointer)
+
+
+class NpurtDevice:
+    """An opened device that carries out effects and answers with inputs.
+
+    ``simulator`` holds the simulator's own entries, None on other libraries. ``stepped``: device
+    time moves only in ``advance``. ``virtual``: it is meant to be stepped by an engine without
+    threads. ``scale``: device seconds per second, where time runs by itself.
+    """
+
+    def __init__(
+        self,
+        calls: DeviceCalls,
+        *,
+        url: str,
+        index: int = 0,
+        simulator: SimulatorControls | None = None,
+        stepped: bool = False,
+        virtual: bool = False,
+        scale: float = 1.0,
+        options: ArtifactOptions | None = None,
+    ) -> None:
+        self.calls = calls
+        self.graveyard = Graveyard()
+        self.url = url
+        self.simulator = simulator
+        self.stepped = stepped and simulator is not None
+        self.virtual = virtual
+        self._slice_ns = max(1, int(SLICE_NS * scale))
+        self._options = options if options is not None else ArtifactOptions()
+        self._own_clock = (
+            DeviceClock(calls, stepped=self.stepped, scale=scale)
+            if simulator is not None
+            else None
+        )
+        self._clock: Clock = self._own_clock if self._own_clock is not None else MonotonicClock()
+        self._described = read_device(calls, url=url, index=index)
+        self._models: dict[int, LoadedModel] = {}
+        self._queue: deque[DeviceEffect] = deque()
+        self._post: Callable[[Input], None] | None = None
+        self._workers: dict[str, Worker] = {}
+        self._wait_thread: threading.Thread | None = None
+        self._stopping = False
+        self._threads = False
+
+    @property
+    def clock(self) -> Clock:
+        """The clock all instants of this device are on."""
+        return self._clock
+
+    def describe(self) -> DeviceFacts:
+        """Return what the device said of itself when it was opened."""
+        return self._described.facts
+
+    def text(self, model: int) -> TextPort:
+        """Return the text side of a validated artifact. Raises: KeyError for an unknown model."""
+        return self._models[model].text
+
+    def trials(self, model: int) -> tuple[TrialRun, ...]:
+        """Return the trials of a validated artifact, with the golden runs behind them."""
+        return self._models[model].trials
+
+    def output_logits(self, model: int, buffer: int) -> NDArray[np.uint16]:
+        """Return a copy of the BF16 logits in a buffer whose job is done and not yet restored.
+
+        Shapes: [rows, vocabulary].
+        """
+        held = self._models[model].buffers[buffer]
+        return read_logits(held, self._models[model].vocabulary).copy()
+
+    # ---------------------------------------------------------------------- working
+
+    def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
+        """Begin to work. Raises: UsageError when called twice."""
+        if self._post is not None:
+            raise UsageError(f"{self.url} is in use already: one device object serves one engine")
+        self._post = post
+        self._threads = threads
+        chips = self._described.chip_indices
+        self._waiting = Waiting(self.calls, self._clock, chips=chips, post=post)
+        self._commands = Commands(
+            *(self.calls, self._clock, self._waiting, self._models, self.graveyard),
+            chips=chips,
+            post=post,
+        )
+        self._validation = Validation(
+            self.calls, self._models, self._options, chips=chips, post=post
+        )
+        if not threads:
+            return
+        for name in ("submit", "validate", "health"):
+            self._workers[name] = Worker(name, self._run)
+            self._workers[name].start()
+        self._wait_thread = threading.Thread(
+            target=self._wait_for_results, name="laneway-wait", daemon=True
+        )
+        self._wait_thread.start()
+
+    def execute(self, effect: DeviceEffect) -> None:
+        """Take one effect; never blocks."""
+        if self._post is None or self._stopping:
+            raise UsageError(f"{self.url} was not started or has ended")
+        if self._threads:
+            self._workers[_worker_of(effect)].put(effect)
+        else:
+            self._queue.append(effect)
+
+    def step(self) -> bool:
+        """Carry out one effect, or account for one result; return whether something was done."""
+        if self._threads:
+            raise UsageError(f"{self.url} works on threads of its own: it is not stepped by hand")
+        if self._queue:
+            self._run(self._queue.popleft())
+            return True
+        return self._collect(0)
+
+    def advance(self, until_ns: int | None = None) -> bool:
+        """Let device time pass to what comes next, at most to ``until_ns``.
+
+        A device whose time runs by itself is waited for instead, at most one slice.
+        Return False when nothing is to come.
+        """
+        if self._post is None or self.calls.closed:
+            return False
+        if not self.stepped or self.simulator is None:
+            return False if self._threads else self._pass_time(until_ns)
+        with self.calls.shared():
+            moved = self._step_device(self.simulator, until_ns)
+        self._waiting.wake()
+        return moved
+
+    def _step_device(self, simulator: SimulatorControls, until_ns: int | None) -> bool:
+        event_ns = simulator.next_event_ns()
+        now_ns = self._clock.now_ns()
+        stall_ns = self._waiting.next_stall_ns()
+        instants = [at for at in (stall_ns, until_ns) if at is not None and at > now_ns]
+        target_ns = min(instants, default=None)
+        if event_ns is not None and (target_ns is None or event_ns <= target_ns):
+            return simulator.step_event()
+        if target_ns is None:
+            return False
+        simulator.step_to(target_ns)
+        return True
+
+    def _pass_time(self, until_ns: int | None) -> bool:
+        if until_ns is None and not self._waiting.tickets:
+            return False
+        left_ns = self._slice_ns
+        if until_ns is not None:
+            left_ns = min(left_ns, max(0, until_ns - self._clock.now_ns()))
+        if self._waiting.tickets:
+            self._collect(left_ns)
+        else:
+            time.sleep(self._clock.real_seconds(left_ns))
+        return True
+
+    def stop(self) -> None:
+        """End the threads; close the device if nobody did. Idempotent."""
+        self._stopping = True
+        if self._post is not None:
+            self._waiting.wake()
+        late = [
+            name
+            for name, worker in self._workers.items()
+            if not worker.stop(timeout_s=STOP_TIMEOUT_S)
+        ]
+        if self._wait_thread is not None:
+            self._wait_thread.join(STOP_TIMEOUT_S)
+            late += ["wait"] if self._wait_thread.is_alive() else []
+        if late:
+            LOG.warning("%s: threads still inside a device call: %s", self.url, ", ".join(late))
+        if self.calls.closed:
+            return
+        if late or self._post is None:
+            self._close_plainly(wedged=bool(late))
+        else:
+            self._close_device(abandon=False)
+
+    def _close_plainly(self, *, wedged: bool) -> None:
+        """Close a device that never worked for an engine, or leave a wedged one alone (D13)."""
+        if self._own_clock is not None:
+            self._own_clock.stop()
+        if wedged:
+            self._commands.abandon("a device call has not returned")
+            return
+        answer = self.calls.attempt("npurt_device_close")
+        self.calls.close()
+        self.calls.library.check(answer, about=self.url)
+
+    # ---------------------------------------------------------------------- handlers
+
+    def _run(self, effect: DeviceEffect) -> None:
+        """Carry out one effect; whatever goes wrong becomes an input."""
+        try:
+            self._handle(effect)
+        except Exception as error:
+            self._report(type(effect).__name__, getattr(effect, "job", None), effect, error)
+
+    def _handle(self, effect: DeviceEffect) -> None:
+        if self.calls.closed and not isinstance(effect, CloseDevice):
+            LOG.debug("%s is closed: %s is dropped", self.url, type(effect).__name__)
+            return
+        match effect:
+            case SubmitJob():
+                self._commands.submit(effect)
+            case ApplyKv():
+                self._commands.apply_kv(effect)
+            case RestoreBuffer():
+                self._commands.restore(effect)
+            case ValidateArtifact():
+                self._validation.validate(effect)
+            case ConfigureModel():
+                self._commands.configure(effect)
+            case PublishModel():
+                self._commands.publish(effect)
+            case ReleaseModel():
+                self._commands.release(effect)
+            case ProbeHealth():
+                self._probe_health()
+            case CloseDevice():
+                self._close(effect)
+            case _:
+                assert_never(effect)
+
+    def _probe_health(self) -> None:
+        try:
+            with self.calls.shared():
+                health = read_health(self.calls, self._described.chip_indices)
+        except DeviceError as error:
+            self._answer(HealthProbed(health=None, reason=str(error)))
+            return
+        self._answer(HealthProbed(health=health, reason=""))
+
+    def _close(self, effect: CloseDevice) -> None:
+        """Close behind everything asked for before: artifacts being checked, then commands."""
+        validate = self._workers.get("validate")
+        on_validate = validate is not None and validate.is_current
+        if on_validate and not effect.abandon:
+            self._workers["submit"].put(effect)
+            return
+        self._close_device(abandon=effect.abandon)
+
+    def _close_device(self, *, abandon: bool) -> None:
+        if not self.calls.closed and self._own_clock is not None:
+            self._own_clock.stop()
+        if self.calls.closed:
+            reason = "it was closed before"
+        elif abandon:
+            reason = "left alone: closing a device that does not answer is not safe"
+            self._commands.abandon(reason)
+        else:
+            reason = self._commands.close()
+            abandon = bool(reason)
+        self._waiting.wake()
+        self._answer(DeviceClosed(abandoned=abandon, reason=reason))
+
+    def _answer(self, posted: Input) -> None:
+        if self._post is not None:
+            self._post(posted)
+
+    def _report(
+        self, what: str, job: int | None, effect: DeviceEffect | None, error: Exception
+    ) -> None:
+        """Tell the engine of a failure that has no answer of its own."""
+        LOG.error("%s: %s failed (job %s): %s", self.url, what, job, type(error).__name__)
+        self._answer(
+            DeviceFaulted(
+                job=job,
+                ticket=getattr(effect, "ticket", 0),
+                epoch=getattr(effect, "epoch", 0),
+                generation=getattr(effect, "generation", 0),
+                kind="call",
+                code=getattr(error, "code", 0) or npurt.Code.INTERNAL,
+                quiescent=False,
+                kv_effect="unknown",
+                reason=f"{what}: {type(error).__name__}: {error}",
+                record=None,
+                health=None,
+            )
+        )
+
+    # ---------------------------------------------------------------------- results
+
+    def _collect(self, timeout_ns: int) -> bool:
+        if self.calls.closed or not self._waiting.tickets:
+            return False
+        try:
+            with self.calls.shared():
+                return self._waiting.collect(timeout_ns=timeout_ns)
+        except Exception as error:
+            if self.calls.closed:
+                return False
+            self._report("waiting for results", None, None, error)
+            return True
+
+    def _wait_for_results(self) -> None:
+        """Be the thread that waits, until the device is closed."""
+        while not self._stopping and not self.calls.closed:
+            seen = self._waiting.changes
+            if self.stepped:
+                if not self._collect(0):
+                    self._waiting.sleep(seen)
+            elif self._waiting.tickets:
+                self._collect(self._slice_ns)
+            else:
+                self._waiting.sleep(seen)
+
+
+def _worker_of(effect: DeviceEffect) -> str:
+    if isinstance(effect, ValidateArtifact | CloseDevice):
+        return "validate"
+    return "health" if isinstance(effect, ProbeHealth) else "submit"

@@ -1,0 +1,159 @@
+"""Read what a device says of itself into the engine's values.
+
+Source: decision 16 (the whole of a fault is in the inputs), E24, E27.
+"""
+
+import ctypes
+from collections.abc import Iterator
+
+import attrs
+
+from laneway.adapters import npurt
+from laneway.adapters.calls import DeviceCalls
+from laneway.engine.inputs import CcuRecord, ChipFacts, DeviceFacts, HealthFacts, JobTimes
+
+_CAPS_MAX = 256
+_IN_FLIGHT = 1 + npurt.CAPABILITIES.index("IN_FLIGHT")
+
+_COUNTER_NAMES = (
+    *("submitted", "pending", "running", "finished", "left", "failed", "aborted", "late"),
+    *("inflight", "ccu_exceptions", "resets"),
+    *("h2d_bytes", "d2h_bytes", "d2d_bytes", "d2d_ns", "busy_ns"),
+)
+_TIME_NAMES = (
+    *("submit", "accept", "h2d_begin", "h2d_end", "exec_begin", "exec_end"),
+    *("d2h_begin", "d2h_end", "visible"),
+)
+
+
+@attrs.frozen
+class Described:
+    """The description and the chips of an opened device."""
+
+    facts: DeviceFacts
+    chip_indices: tuple[int, ...]
+
+
+def read_device(calls: DeviceCalls, *, url: str, index: int) -> Described:
+    """Read versions, chips and capabilities of an opened device. Raises: DeviceError."""
+    desc = npurt.DeviceDesc()
+    if calls.library.has("npurt_sim_describe"):
+        # The index names the simulated board that was opened last, which may be another one.
+        calls.call("npurt_sim_describe", ctypes.byref(desc))
+    else:
+        calls.library.call("npurt_device_describe", index, ctypes.byref(desc))
+    health = npurt.Health()
+    calls.call("npurt_device_health", ctypes.byref(health))
+    chips = tuple(
+        chip for chip in range(npurt.MAX_CHIPS) if desc.chip_present_mask & (1 << chip)
+    )
+    capabilities = tuple(_read_capabilities(calls))
+    backend = _text(calls.library.info.backend_name) or npurt.BACKENDS.get(
+        calls.library.info.backend_kind, "unknown"
+    )
+    facts = DeviceFacts(
+        url=url,
+        backend=backend,
+        product=_text(desc.product),
+        serial=_text(desc.serial),
+        runtime_version=_version(desc, 0, desc.runtime_version),
+        driver_version=_version(desc, 1, desc.driver_version),
+        firmware_version=_version(desc, 2, desc.firmware_version),
+        device_epoch=health.device_epoch,
+        inflight_max=_inflight_max(capabilities),
+        chips=read_chips(calls, chips),
+        capabilities=capabilities,
+    )
+    return Described(facts, chips)
+
+
+def read_chips(calls: DeviceCalls, chips: tuple[int, ...]) -> tuple[ChipFacts, ...]:
+    """Read total and used bytes of each chip. Raises: DeviceError."""
+    facts = []
+    for chip in chips:
+        memory = npurt.Memory()
+        calls.call("npurt_device_memory", chip, ctypes.byref(memory), about=f"chip {chip}")
+        facts.append(ChipFacts(total_bytes=memory.total, used_bytes=memory.used))
+    return tuple(facts)
+
+
+def read_health(calls: DeviceCalls, chips: tuple[int, ...]) -> HealthFacts:
+    """Read health, memory and counters as they are now. Raises: DeviceError."""
+    health = npurt.Health()
+    calls.call("npurt_device_health", ctypes.byref(health))
+    counters = npurt.Counters()
+    calls.call("npurt_device_counters", ctypes.byref(counters))
+    return HealthFacts(
+        state=npurt.HEALTH_STATES.get(health.state, "unknown"),
+        device_epoch=health.device_epoch,
+        sticky=health.sticky,
+        advised=health.advised,
+        observed_ns=health.observed_ns,
+        last_progress_ns=health.last_progress_ns,
+        used_bytes=tuple(chip.used_bytes for chip in read_chips(calls, chips)),
+        counters=tuple(_name_counters(counters)),
+    )
+
+
+def read_times(times: npurt.Times, *, postprocess_ns: int = 0) -> JobTimes:
+    """Take the instants that the device tells; 0 for the others."""
+    told = {
+        f"{name}_ns": getattr(times, name)
+        for bit, name in enumerate(_TIME_NAMES)
+        if times.valid & (1 << bit)
+    }
+    return JobTimes(**told, postprocess_ns=postprocess_ns)
+
+
+def read_record(record: npurt.CcuException) -> CcuRecord | None:
+    """Take the exception record, or None where the device gave none."""
+    if not record.valid:
+        return None
+    return CcuRecord(
+        chip=record.chip,
+        ccu=record.ccu,
+        code=record.code,
+        subcode=record.subcode,
+        task_index=record.task_index,
+        cmd_index=record.cmd_index,
+        pc=record.pc,
+        text=_text(record.text),
+    )
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _version(desc: npurt.DeviceDesc, bit: int, raw: bytes) -> str:
+    return _text(raw) if desc.version_valid & (1 << bit) else "unknown"
+
+
+def _read_capabilities(calls: DeviceCalls) -> Iterator[tuple[str, int, int, int, int]]:
+    caps = (npurt.Cap * _CAPS_MAX)()
+    for cap in caps:
+        cap.h.struct_size = ctypes.sizeof(npurt.Cap)
+    count = ctypes.c_uint32(_CAPS_MAX)
+    calls.call("npurt_device_caps", caps, ctypes.sizeof(npurt.Cap), ctypes.byref(count))
+    for cap in caps[: min(count.value, _CAPS_MAX)]:
+        known = 1 <= cap.id <= len(npurt.CAPABILITIES)
+        name = npurt.CAPABILITIES[cap.id - 1] if known else f"CAPABILITY_{cap.id}"
+        yield name, cap.support, cap.evidence, cap.source, cap.value
+
+
+def _inflight_max(capabilities: tuple[tuple[str, int, int, int, int], ...]) -> int:
+    """Take the value of IN_FLIGHT; 1 where the device does not say (E11)."""
+    name = npurt.CAPABILITIES[_IN_FLIGHT - 1]
+    values = [value for told, support, _, _, value in capabilities if told == name and support >= 2]
+    return max(values, default=1)
+
+
+def _name_counters(counters: npurt.Counters) -> Iterator[tuple[str, int]]:
+    for bit, name in enumerate(_COUNTER_NAMES):
+        if not counters.valid_mask & (1 << bit):
+            continue
+        value = getattr(counters, name)
+        if isinstance(value, int):
+            yield name, value
+        else:
+            yield from ((f"{name}_{index}", each) for index, each in enumerate(value))

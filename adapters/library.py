@@ -1,0 +1,47 @@
+"""Find the npurt library to open: what the caller names, then the environment, then our own.
+
+Source: packaging A5.
+"""
+
+import importlib.resources
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from laneway.adapters.binding import Library, load_library
+from laneway.engine.errors import ConfigurationError
+
+VARIABLE = "LANEWAY_NPURT"
+BUILT_NAME = "_calsim.abi3.so"
+
+
+def find_library(
+    explicit: str | None = None, *, environment: Mapping[str, str] | None = None
+) -> Path:
+    """Return the path of the library to load.
+
+    Raises: ConfigurationError naming the three places if there is none.
+    """
+    named = os.environ if environment is None else environment
+    built = Path(str(importlib.resources.files("laneway.adapters"))) / BUILT_NAME
+    places = (
+        ("named by the caller", explicit),
+        (f"named by {VARIABLE}", named.get(VARIABLE)),
+        ("the built simulator", str(built)),
+    )
+    for _, place in places:
+        # What somebody named is taken or refused; it is never silently replaced by the next place.
+        if place and (Path(place).is_file() or place != str(built)):
+            if not Path(place).is_file():
+                break
+            return Path(place)
+    looked = "; ".join(f"{how}: {place or 'not set'}" for how, place in places)
+    raise ConfigurationError(
+        f"no npurt library found ({looked}). Was laneway installed without a C compiler?"
+        f" Install one and reinstall, or build adapters/native and set {VARIABLE}."
+    )
+
+
+def open_library(explicit: str | None = None) -> Library:
+    """Find and load a library. Raises: ConfigurationError, AbiMismatchError."""
+    return load_library(find_library(explicit))

@@ -1,0 +1,108 @@
+"""What the adapter holds for one load of one artifact, from validation to release.
+
+Here the engine's numbers meet the device's: lanes are numbered over the whole journal and the
+device counts its bank from 0; epoch and generation are the engine's own and the device has others
+(decision 9). Nothing else translates.
+"""
+
+import ctypes
+from contextlib import ExitStack
+
+import attrs
+
+from laneway.adapters import npurt
+from laneway.adapters.buffers import Buffer, SubmodelPart
+from laneway.adapters.placed import PlacedText
+from laneway.adapters.trials import TrialRun
+from laneway.engine.effects import KvOperation, SubmitJob
+from laneway.engine.errors import InternalError
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class Generation:
+    """One successful configuration, in both numberings."""
+
+    epoch: int
+    generation: int
+    device_epoch: int
+    device_generation: int
+    lane_first: int
+    lane_count: int
+
+
+@attrs.define(eq=False, kw_only=True)
+class LoadedModel:
+    """One artifact on the way from validated to released."""
+
+    number: int
+    calbin: ctypes.c_void_p
+    name: str
+    vocabulary: int
+    context_tokens: int
+    kv_layout: int
+    chip_mask: int
+    text: PlacedText
+    submodels: tuple[SubmodelPart, ...]
+    trials: tuple[TrialRun, ...]
+    files: ExitStack
+    """Keeps a calbin that was packed on the fly until it is released."""
+    bank: ctypes.c_void_p | None = None
+    current: Generation | None = None
+    buffers: dict[int, Buffer] = attrs.field(factory=dict)
+    lane_tags: dict[int, int] = attrs.field(factory=dict)
+    """Device lane to the tag of the sequence bound to it: the job that reserved it first."""
+
+    def stale_code(self, *, epoch: int, generation: int) -> npurt.Code | None:
+        """Return why something decided for this epoch and generation is stale, or None."""
+        if self.current is None or self.current.generation != generation:
+            return npurt.Code.STALE_GENERATION
+        return None if self.current.epoch == epoch else npurt.Code.STALE_EPOCH
+
+    def lane_index(self, lane: int) -> int:
+        """Return the device's index of a lane. Raises: InternalError if it is not ours."""
+        current = self.current
+        if current is None or not 0 <= lane - current.lane_first < current.lane_count:
+            raise InternalError(f"lane/{lane} does not belong to model/{self.number}")
+        return lane - current.lane_first
+
+    def device_operations(self, operations: tuple[KvOperation, ...]) -> ctypes.Array[npurt.KvOp]:
+        """Translate an operation list.
+
+        A lane's tag is the transaction of the reservation that bound it, until it is released.
+        """
+        tags = dict(self.lane_tags)
+        array = (npurt.KvOp * len(operations))()
+        for entry, operation in zip(array, operations, strict=True):
+            lane = self.lane_index(operation.lane)
+            entry.op = npurt.KV_VERBS[operation.verb]
+            entry.lane = lane
+            entry.from_len = operation.from_tokens
+            entry.to_len = operation.to_tokens
+            entry.txn = operation.transaction
+            if operation.verb == "RESERVE":
+                entry.seq_tag = tags.setdefault(lane, operation.transaction)
+            elif operation.verb == "RELEASE":
+                entry.seq_tag = tags.pop(lane, 0)
+            else:
+                entry.seq_tag = tags.get(lane, 0)
+        return array
+
+    def note_applied(self, operations: ctypes.Array[npurt.KvOp]) -> None:
+        """Remember which sequences are bound after an operation list was applied."""
+        for entry in operations:
+            if entry.op == npurt.KV_VERBS["RESERVE"]:
+                self.lane_tags[entry.lane] = entry.seq_tag
+            elif entry.op == npurt.KV_VERBS["RELEASE"]:
+                self.lane_tags.pop(entry.lane, None)
+
+    def device_rows(self, effect: SubmitJob) -> ctypes.Array[npurt.Lane]:
+        """Translate the rows of a job; entry i is row i."""
+        array = (npurt.Lane * len(effect.rows))()
+        for entry, row in zip(array, effect.rows, strict=True):
+            lane = self.lane_index(row.lane)
+            entry.lane = lane
+            entry.active = 1
+            entry.tokens = len(row.tokens)
+            entry.kv_len = row.start
+            entry.seq_tag = self.lane_tags.get(lane, 0)
+        return array

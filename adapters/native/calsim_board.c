@@ -1,0 +1,315 @@
+/* calsim_board.c - the board as a device: open, close, describe, health, capabilities, counters, memory, options.
+ *
+ * Two chips, two command banks, one host link. Everything a board knows is in its calsim_device. */
+#include "calsim_internal.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { BOARD_MASK = (1 << CALSIM_CHIPS) - 1 };
+
+npurt_status npurt_device_count(uint32_t *count) {
+  if (count == NULL) return calsim_error(NPURT_E_INVALID_ARG, "device_count: count is NULL");
+  *count = 1;
+  return NPURT_OK;
+}
+
+void calsim_describe(const calsim_config *config, npurt_device_desc *out) {
+  *out = (npurt_device_desc){.chip_count = CALSIM_CHIPS, .chip_present_mask = BOARD_MASK, .version_valid = 7};
+  calsim_copy_text(out->product, sizeof out->product, "calsim");
+  calsim_copy_text(out->serial, sizeof out->serial, "SIM-0");
+  calsim_copy_text(out->bus_id, sizeof out->bus_id, "sim:0");
+  calsim_copy_text(out->runtime_version, sizeof out->runtime_version, config->runtime_version);
+  calsim_copy_text(out->driver_version, sizeof out->driver_version, config->driver_version);
+  calsim_copy_text(out->firmware_version, sizeof out->firmware_version, config->firmware_version);
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) out->dram_bytes[chip] = config->dram_bytes;
+}
+
+npurt_status npurt_device_describe(uint32_t index, npurt_device_desc *out) {
+  npurt_status status = CALSIM_CHECK(out, npurt_device_desc);
+  if (status != NPURT_OK) return status;
+  if (index != 0) return calsim_error(NPURT_E_NOT_FOUND, "board %u; there is board 0 only", index);
+  calsim_config config;
+  npurt_device_desc desc;
+  status = calsim_config_parse(NULL, &config);
+  if (status != NPURT_OK) return status;
+  calsim_device *d = calsim_lock_latest();
+  calsim_describe(d != NULL ? &d->config : &config, &desc);
+  if (d != NULL) {
+    desc.owner_known = 1;
+    desc.owner_pid = (uint32_t)getpid();
+    calsim_unlock(d);
+  }
+  calsim_put(out, &desc, sizeof desc);
+  return NPURT_OK;
+}
+
+npurt_status npurt_sim_describe(npurt_device *handle, npurt_device_desc *out) {
+  npurt_status status = CALSIM_CHECK(out, npurt_device_desc);
+  if (status != NPURT_OK) return status;
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  npurt_device_desc desc;
+  calsim_describe(&d->config, &desc);
+  calsim_unlock(d);
+  desc.owner_known = 1;
+  desc.owner_pid = (uint32_t)getpid();
+  calsim_put(out, &desc, sizeof desc);
+  return NPURT_OK;
+}
+
+/* ---- open, close ----------------------------------------------------------------------------------------------------------- */
+
+static void free_device(calsim_device *d) {
+  for (uint32_t i = 0; i < d->job_count; ++i) calsim_job_free(d->jobs[i]);
+  if (d->configured != NULL) calsim_calbin_drop(d, d->configured, CALSIM_RELEASED, false);
+  for (uint32_t i = 0; i < d->objects.count; ++i) {
+    const calsim_object *object = &d->objects.entries[i];
+    if (object->kind == CALSIM_CALBIN) calsim_calbin_free(object->item);
+    else if (object->kind == CALSIM_BANK) calsim_bank_free(object->item);
+    else free(object->item); /* a buffer, or nothing */
+  }
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
+    if (d->chips[chip].fd >= 0) close(d->chips[chip].fd);
+  free(d->objects.entries);
+  free(d->plan.rules);
+  calsim_log_free(&d->log);
+  pthread_cond_destroy(&d->changed);
+  pthread_cond_destroy(&d->work);
+  pthread_mutex_destroy(&d->lock);
+  free(d);
+}
+
+static void init_locks(calsim_device *d) {
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&d->changed, &monotonic);
+  pthread_cond_init(&d->work, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  pthread_mutex_init(&d->lock, NULL);
+}
+
+static npurt_status make_chips(calsim_device *d) {
+  static const char *const names[CALSIM_CHIPS] = {"calsim-chip-0", "calsim-chip-1"};
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
+    d->chips[chip].fd = memfd_create(names[chip], MFD_CLOEXEC);
+    d->chip_health[chip] = CALSIM_HEALTH_OK;
+    if (d->chips[chip].fd < 0) return calsim_error(NPURT_E_HOST_MEMORY, "no memory file: %s", strerror(errno));
+  }
+  return NPURT_OK;
+}
+
+npurt_status npurt_device_open(const npurt_open_params *p, npurt_device **out) {
+  npurt_status status = CALSIM_CHECK(p, npurt_open_params);
+  if (status != NPURT_OK) return status;
+  if (out == NULL || p->h.flags > 1 || (p->chip_mask & ~(uint32_t)BOARD_MASK) != 0)
+    return calsim_error(NPURT_E_INVALID_ARG, "device_open: out is NULL, flags 0x%x (0, 1) or chip mask 0x%x of 0x%x",
+                       p->h.flags, p->chip_mask, (unsigned)BOARD_MASK);
+  if (p->index != 0) return calsim_error(NPURT_E_NOT_FOUND, "board %u; there is board 0 only", p->index);
+  calsim_config config;
+  status = calsim_config_parse(p->config, &config);
+  if (status != NPURT_OK) return status;
+  calsim_device *d = calloc(1, sizeof *d);
+  if (d == NULL) return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
+  d->config = config;
+  d->chip_mask = p->chip_mask != 0 ? p->chip_mask : BOARD_MASK;
+  d->epoch = 1;
+  d->health = CALSIM_HEALTH_OK;
+  d->in_flight_ceiling = CALSIM_BANKS;
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) d->chips[chip].fd = -1;
+  init_locks(d);
+  status = make_chips(d);
+  if (status == NPURT_OK) status = calsim_engine_start(d);
+  if (status == NPURT_OK) {
+    pthread_mutex_lock(&d->lock); /* the engine thread is there already */
+    calsim_trace(d, "open profile=%d clock=%d seed=%llu chips=0x%x", config.profile, config.clock,
+                 (unsigned long long)config.seed, d->chip_mask);
+    pthread_mutex_unlock(&d->lock);
+    status = calsim_register_device(d, out);
+    if (status == NPURT_OK) return NPURT_OK;
+    pthread_mutex_lock(&d->lock);
+    d->closing = true;
+    pthread_cond_broadcast(&d->work);
+    pthread_mutex_unlock(&d->lock);
+    calsim_engine_stop(d);
+  }
+  free_device(d);
+  return status;
+}
+
+npurt_status npurt_device_close(npurt_device *handle) {
+  calsim_device *d;
+  if (!calsim_unregister_device(handle, &d))
+    return calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not an open device", (const void *)handle);
+  calsim_engine_stop(d);
+  free_device(d);
+  return NPURT_OK;
+}
+
+/* ---- health, counters, memory ---------------------------------------------------------------------------------------------- */
+
+void calsim_health_set(calsim_device *d, uint32_t state, uint32_t advised, uint32_t chip) {
+  d->chip_health[chip] = state;
+  uint32_t worst = CALSIM_HEALTH_OK;
+  for (uint32_t i = 0; i < CALSIM_CHIPS; ++i)
+    if (d->chip_health[i] > worst) worst = d->chip_health[i];
+  d->advised = worst == CALSIM_HEALTH_OK ? 0 : advised;
+  if (worst == d->health) return;
+  d->health = worst;
+  calsim_event(d, NPURT_EV_HEALTH, 0, chip, NPURT_OK, "health %u, advised %u", worst, d->advised);
+}
+
+npurt_status npurt_device_health(npurt_device *handle, npurt_health *out) {
+  npurt_status status = CALSIM_CHECK(out, npurt_health);
+  if (status != NPURT_OK) return status;
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  bool computes = d->active != NULL && d->active->state == NPURT_JOB_EXEC;
+  npurt_health health = {.device_epoch = d->epoch, .observed_ns = calsim_now(d),
+                         .last_progress_ns = d->last_progress_ns, .state = d->health, .advised = d->advised,
+                         .valid_mask = 0x7f};
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
+    if ((d->chip_mask >> chip & 1) == 0) continue;
+    health.chip_state[chip] = d->chip_health[chip];
+    health.temp_mdegc[chip] = computes ? 52000 : 45000;
+    health.clock_mhz[chip] = 1000;
+    health.power_mw[chip] = computes ? 24000 : 11000;
+  }
+  calsim_unlock(d);
+  calsim_put(out, &health, sizeof health);
+  return NPURT_OK;
+}
+
+npurt_status npurt_device_counters(npurt_device *handle, npurt_counters *out) {
+  npurt_status status = CALSIM_CHECK(out, npurt_counters);
+  if (status != NPURT_OK) return status;
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  npurt_counters counters = d->totals;
+  counters.device_epoch = d->epoch;
+  counters.valid_mask = 0xffff;
+  for (uint32_t i = 0; i < d->job_count; ++i) {
+    const calsim_job *job = d->jobs[i];
+    if (job->state >= NPURT_JOB_DONE) continue;
+    if (job->state == NPURT_JOB_QUEUED) ++counters.pending;
+    else ++counters.running;
+    ++counters.inflight[job->engine - 1];
+  }
+  counters.left = counters.pending + counters.running;
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) counters.busy_ns[chip] = d->chips[chip].busy_ns;
+  calsim_unlock(d);
+  calsim_put(out, &counters, sizeof counters);
+  return NPURT_OK;
+}
+
+npurt_status npurt_device_memory(npurt_device *handle, uint32_t chip, npurt_memory *out) {
+  npurt_status status = CALSIM_CHECK(out, npurt_memory);
+  if (status != NPURT_OK) return status;
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  if (chip >= CALSIM_CHIPS || (d->chip_mask >> chip & 1) == 0) {
+    status = calsim_error(NPURT_E_NOT_FOUND, "chip %u is not among the opened 0x%x", chip, d->chip_mask);
+  } else {
+    const calsim_chip *c = &d->chips[chip];
+    npurt_memory memory = {.chip = chip, .valid_mask = 0x7f, .total = d->config.dram_bytes, .used = calsim_chip_used(c),
+                           .params = c->params, .kv = c->kv, .workspace = c->workspace, .dynamic = c->dynamic};
+    calsim_put(out, &memory, sizeof memory);
+  }
+  calsim_unlock(d);
+  return status;
+}
+
+npurt_status npurt_clock_now(npurt_device *handle, uint64_t *ns) {
+  if (ns == NULL) return calsim_error(NPURT_E_INVALID_ARG, "clock_now: ns is NULL");
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  *ns = calsim_now(d);
+  calsim_unlock(d);
+  return NPURT_OK;
+}
+
+npurt_status npurt_device_set(npurt_device *handle, uint32_t option, int64_t value) {
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  npurt_status status = NPURT_OK;
+  if (option == NPURT_OPT_IN_FLIGHT_CEILING) {
+    if (value >= 1 && value <= CALSIM_BANKS) d->in_flight_ceiling = (uint32_t)value;
+    else status = calsim_error(NPURT_E_INVALID_ARG, "in-flight ceiling %lld (1, 2)", (long long)value);
+  } else if (option == NPURT_OPT_SUBMIT_MODE || option == NPURT_OPT_PARALLEL_MODE) {
+    /* Submits are asynchronous (1), phases never overlap (parallel mode 0): nothing else exists here. */
+    if (value != (option == NPURT_OPT_SUBMIT_MODE ? 1 : 0))
+      status = calsim_error(NPURT_E_UNSUPPORTED, "option %u has no value %lld on this board", option, (long long)value);
+  } else {
+    status = calsim_error(NPURT_E_UNSUPPORTED, "option %u", option);
+  }
+  if (status == NPURT_OK) calsim_trace(d, "set option=%u value=%lld", option, (long long)value);
+  calsim_unlock(d);
+  return status;
+}
+
+/* ---- capabilities ------------------------------------------------------------------------------------------------------------ */
+
+enum { NO = 1, LIMITED, YES };
+typedef struct answer {
+  uint32_t id, support;
+  int64_t value;
+  const char *note;
+} answer;
+
+static const answer ANSWERS[] = {
+    {NPURT_CAP_IN_FLIGHT, YES, CALSIM_BANKS, "jobs accepted at once"},
+    {NPURT_CAP_PING_PONG, YES, CALSIM_BANKS, "command banks"},
+    {NPURT_CAP_PARALLEL_MODE, NO, 0, "phases are serial"},
+    {NPURT_CAP_OVERLAP_MODEL, YES, 0, "0: serial"},
+    {NPURT_CAP_POLL_THREADSAFE, YES, 1, "any thread, any time"},
+    {NPURT_CAP_COUNTERS, YES, 1, "per device; a device reset zeroes the job counters"},
+    {NPURT_CAP_CANCEL, LIMITED, 1, "queued jobs only"},
+    {NPURT_CAP_JOB_TIMES, YES, 1, "exact, in device time"},
+    {NPURT_CAP_CCU_RECORD, YES, 1, "chip, code, pc"},
+    {NPURT_CAP_SUBMIT_ATOMIC, YES, 1, "a refused submit has queued nothing"},
+    {NPURT_CAP_QUIESCE_ON_ERROR, LIMITED, 1, "as QUIESCENT of each completion says"},
+    {NPURT_CAP_KV_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3, "bit i: layout i"},
+    {NPURT_CAP_KV_EFFECT, YES, 1, "RELEASE wipes a lane, also one of unknown content"},
+    {NPURT_CAP_BATCH_LANES, YES, CALSIM_MAX_ROWS, "largest batch"},
+    {NPURT_CAP_LANE_RULE, YES, 1 << 0 | 1 << 1, "bit i: lane rule i"},
+    {NPURT_CAP_INCREMENTAL_PREFILL, YES, 1, "where the submodel says so; bit-equal to one prefill"},
+    {NPURT_CAP_PREEMPTION, NO, 0, ""},
+    {NPURT_CAP_MULTI_CONFIGURE, NO, 1, "one calbin at a time"},
+    {NPURT_CAP_CONFIGURE_BUSY, NO, 0, ""},
+    {NPURT_CAP_JOB_MODEL_HANDLE, YES, 1, "a job's buffers name its calbin"},
+    {NPURT_CAP_MODEL_ISOLATION, NO, 0, ""},
+    {NPURT_CAP_CHIP_AFFINITY, NO, 0, ""},
+    {NPURT_CAP_CHIP_RESET_DOMAIN, NO, 0, "a CCU reset takes both chips"},
+    {NPURT_CAP_PARAM_SHARING, NO, 0, ""},
+    {NPURT_CAP_MEMORY_ACCOUNTING, YES, 1, "accounted, not backed, bytes"},
+    {NPURT_CAP_HEALTH, YES, 1, ""},
+    {NPURT_CAP_EVENTS, YES, CALSIM_EVENT_RING, "events kept"},
+    {NPURT_CAP_MULTI_BOARD, NO, 1, "every open is a board of its own"},
+    {NPURT_CAP_DEVICE_SELECT, NO, 0, ""},
+    {NPURT_CAP_EXCLUSIVE, YES, 1, "every open is a board of its own"},
+    {NPURT_CAP_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5, "bit i: layout i; outputs are the same bits"},
+    {NPURT_CAP_SAME_MODEL_FAST_PATH, NO, 0, ""},
+    {NPURT_CAP_NUMERIC_CHECK, YES, 1, "NUMERIC_FLAG on infinite or undefined logits"},
+};
+
+npurt_status npurt_device_caps(npurt_device *handle, npurt_cap *arr, uint32_t stride, uint32_t *inout_n) {
+  const uint32_t count = sizeof ANSWERS / sizeof ANSWERS[0];
+  if (inout_n == NULL || (arr == NULL && *inout_n > 0)) return calsim_error(NPURT_E_INVALID_ARG, "caps: no room given");
+  if (*inout_n > 0 && stride < CALSIM_ABI01(npurt_cap))
+    return calsim_error(NPURT_E_STRUCT_SIZE, "caps: stride %u is too small", stride);
+  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
+  if (d == NULL) return NPURT_E_BAD_HANDLE;
+  calsim_unlock(d);
+  for (uint32_t i = 0; i < *inout_n && i < count; ++i) {
+    npurt_cap cap = {.id = ANSWERS[i].id, .support = ANSWERS[i].support, .evidence = CALSIM_EVIDENCE_SIM,
+                     .source = CALSIM_SOURCE_SIM, .value = ANSWERS[i].value};
+    calsim_copy_text(cap.scope, sizeof cap.scope, "calsim 0.1.0");
+    calsim_copy_text(cap.note, sizeof cap.note, ANSWERS[i].note);
+    calsim_put_element(arr, stride, i, &cap, sizeof cap);
+  }
+  *inout_n = count;
+  return NPURT_OK;
+}

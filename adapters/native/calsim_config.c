@@ -1,0 +1,150 @@
+/* calsim_config.c - the text that npurt_device_open takes: lines of "key = value", each key at most once. */
+#include "calsim_internal.h"
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool calsim_parse_u64(const char *text, uint64_t *out) {
+  if (text[0] < '0' || text[0] > '9') return false; /* strtoull would take signs and blanks */
+  char *end;
+  errno = 0;
+  unsigned long long value = strtoull(text, &end, strncmp(text, "0x", 2) == 0 ? 16 : 10);
+  if (errno != 0 || *end != '\0') return false;
+  *out = value;
+  return true;
+}
+
+bool calsim_parse_real(const char *text, double *out) {
+  if ((text[0] < '0' || text[0] > '9') && text[0] != '.') return false;
+  char *end;
+  errno = 0;
+  double value = strtod(text, &end);
+  if (errno != 0 || *end != '\0' || !isfinite(value)) return false;
+  *out = value;
+  return true;
+}
+
+/* One component of a dotted number; *text moves behind it and its dot. */
+static uint64_t take_component(const char **text) {
+  uint64_t value = 0;
+  while (**text >= '0' && **text <= '9') value = value * 10 + (uint64_t)(*(*text)++ - '0');
+  if (**text == '.') ++*text;
+  return value;
+}
+
+int calsim_version_compare(const char *a, const char *b) {
+  while (*a != '\0' || *b != '\0') {
+    uint64_t x = take_component(&a), y = take_component(&b);
+    if (x != y) return x < y ? -1 : 1;
+  }
+  return 0;
+}
+
+bool calsim_version_valid(const char *text) {
+  for (uint32_t digits = 0;; ++text) {
+    if (*text >= '0' && *text <= '9') {
+      if (++digits > 9) return false;
+    } else if (digits == 0 || (*text != '.' && *text != '\0')) {
+      return false;
+    } else if (*text == '\0') {
+      return true;
+    } else {
+      digits = 0;
+    }
+  }
+}
+
+static bool choose(const char *value, const char *const *names, int count, int *out) {
+  for (int i = 0; i < count; ++i) {
+    if (strcmp(value, names[i]) != 0) continue;
+    *out = i;
+    return true;
+  }
+  return false;
+}
+
+static bool take_version(const char *value, char out[64]) {
+  if (strlen(value) > 63 || !calsim_version_valid(value)) return false;
+  calsim_copy_text(out, 64, value);
+  return true;
+}
+
+static bool take_switch(const char *value, bool *out) {
+  if (strcmp(value, "0") != 0 && strcmp(value, "1") != 0) return false;
+  *out = value[0] == '1';
+  return true;
+}
+
+static const char *const KEYS[] = {"profile", "seed",       "clock",           "scale",          "strict",
+                                   "capture", "dram_bytes", "runtime_version", "driver_version", "firmware_version"};
+enum { PROFILE, SEED, CLOCK, SCALE, STRICT, CAPTURE, DRAM_BYTES, RUNTIME, DRIVER, FIRMWARE, KEY_COUNT };
+
+static bool set_key(calsim_config *c, int key, const char *value) {
+  static const char *const profiles[] = {"tiny", "null", "tp2-ref"};
+  static const char *const clocks[] = {"manual", "real", "virtual"};
+  switch (key) {
+    case PROFILE: return choose(value, profiles, 3, &c->profile);
+    case SEED: return calsim_parse_u64(value, &c->seed);
+    case CLOCK: return choose(value, clocks, 3, &c->clock);
+    case SCALE: return calsim_parse_real(value, &c->scale) && c->scale >= 1e-3 && c->scale <= 1e6;
+    case STRICT: return take_switch(value, &c->strict);
+    case CAPTURE: return take_switch(value, &c->capture);
+    case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
+    case RUNTIME: return take_version(value, c->runtime_version);
+    case DRIVER: return take_version(value, c->driver_version);
+    default: return take_version(value, c->firmware_version);
+  }
+}
+
+/* Cut blanks at both ends, in place. */
+static char *trim(char *text) {
+  text += strspn(text, " \t\r");
+  size_t length = strlen(text);
+  while (length > 0 && strchr(" \t\r", text[length - 1]) != NULL) text[--length] = '\0';
+  return text;
+}
+
+static npurt_status parse_line(char *line, uint32_t number, bool *seen, calsim_config *config) {
+  char *comment = strchr(line, '#');
+  if (comment != NULL) *comment = '\0';
+  char *key = trim(line), *equals = strchr(key, '=');
+  if (*key == '\0') return NPURT_OK;
+  if (equals == NULL) return calsim_error(NPURT_E_INVALID_ARG, "config line %u: not \"key = value\": %s", number, key);
+  *equals = '\0';
+  char *value = trim(equals + 1);
+  key = trim(key);
+  int index;
+  if (!choose(key, KEYS, KEY_COUNT, &index))
+    return calsim_error(NPURT_E_INVALID_ARG, "config line %u: unknown key '%s'", number, key);
+  if (seen[index]) return calsim_error(NPURT_E_INVALID_ARG, "config line %u: key '%s' a second time", number, key);
+  seen[index] = true;
+  if (!set_key(config, index, value))
+    return calsim_error(NPURT_E_INVALID_ARG, "config line %u: %s does not take the value '%s'", number, key, value);
+  return NPURT_OK;
+}
+
+npurt_status calsim_config_parse(const char *text, calsim_config *out) {
+  bool seen[KEY_COUNT] = {false};
+  *out = (calsim_config){.scale = 1.0, .dram_bytes = 16ull << 30};
+  strcpy(out->runtime_version, "0.1.0");
+  strcpy(out->driver_version, "0.1.0");
+  strcpy(out->firmware_version, "0.1.0");
+  if (text == NULL) return NPURT_OK;
+  if (strnlen(text, 65536) == 65536) return calsim_error(NPURT_E_INVALID_ARG, "config text of 64 KiB or more");
+  char *copy = strdup(text);
+  if (copy == NULL) return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
+  npurt_status status = NPURT_OK;
+  uint32_t number = 0;
+  for (char *line = copy; line != NULL && status == NPURT_OK;) {
+    char *next = strchr(line, '\n');
+    if (next != NULL) *next++ = '\0';
+    status = parse_line(line, ++number, seen, out);
+    line = next;
+  }
+  free(copy);
+  if (status == NPURT_OK && seen[SCALE] && out->clock != CALSIM_CLOCK_REAL)
+    status = calsim_error(NPURT_E_INVALID_ARG, "config: scale belongs to clock = real");
+  return status;
+}

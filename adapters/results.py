@@ -1,0 +1,102 @@
+"""Turn the output of a done job into what the engine is told: tokens, verdicts, faults by row.
+
+The logits are read where the device wrote them, and only because the completion said OUTPUT_VALID
+(E3, D2). Nothing of a row depends on another row (I7, I12).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laneway.adapters.buffers import Buffer
+from laneway.adapters.loaded import LoadedModel
+from laneway.adapters.trials import judge_row
+from laneway.engine.bf16 import ROW_OK, ROW_PARAMETERS
+from laneway.engine.effects import SubmitJob, SubmitRow
+from laneway.engine.errors import InternalError
+from laneway.engine.inputs import NO_TOKEN, RowResult
+from laneway.engine.logits import SamplerScratch, SamplingArrays, sample_rows
+
+
+class Results:
+    """Postprocessing for one thread, with working memory by vocabulary size."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[int, SamplerScratch] = {}
+
+    def read(self, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
+        """Sample or judge every row of a job whose output is valid.
+
+        Raises: InternalError if the submodel has no logits of the documented form.
+        """
+        count = len(effect.rows)
+        logits = read_logits(buffer, model.vocabulary)[:count]
+        tokens, status = np.empty(count, np.int32), np.empty(count, np.int8)
+        scratch = self._scratch.get(model.vocabulary)
+        if scratch is None:
+            scratch = self._scratch[model.vocabulary] = SamplerScratch.allocate(model.vocabulary)
+        sample_rows(logits, _wanted(effect.rows), scratch, tokens, status)
+        digests = buffer.output("kv_digest")
+        results = []
+        for index, row in enumerate(effect.rows):
+            fault = _fault_of(int(status[index]))
+            token = int(tokens[index])
+            verdict = ""
+            if effect.origin == "golden" and not fault:
+                verdict = _judge(model, row, logits[index])
+            results.append(
+                RowResult(
+                    token=token if row.sampling is not None else NO_TOKEN,
+                    stop_hit=_push_text(model, effect, row, token),
+                    fault=fault,
+                    verdict=verdict,
+                    kv_digest=None if digests is None else int(digests.reshape(-1)[index]),
+                )
+            )
+        return tuple(results)
+
+
+def read_logits(buffer: Buffer, vocabulary: int) -> NDArray[np.uint16]:
+    """Return the BF16 logits of a buffer as they lie in its arena.
+
+    Shapes: [rows, vocabulary].
+    Raises: InternalError if the submodel has no logits of the documented form.
+    """
+    logits = buffer.output("logits")
+    rows = buffer.submodel.batch_max
+    if logits is None or logits.dtype != np.uint16 or logits.size != rows * vocabulary:
+        raise InternalError(
+            f"submodel {buffer.submodel.name} has no logits tensor of one bf16 row of {vocabulary}"
+            f" for each of its {rows} rows"
+        )
+    return logits.reshape(rows, vocabulary).view(np.uint16)
+
+
+def _wanted(rows: tuple[SubmitRow, ...]) -> SamplingArrays:
+    arrays = SamplingArrays.allocate(len(rows))
+    for index, row in enumerate(rows):
+        if row.sampling is None:
+            arrays.want_scan(index)
+        else:
+            arrays.want_token(index, row.sampling, position=row.start + len(row.tokens))
+    return arrays
+
+
+def _fault_of(status: int) -> str:
+    if status == ROW_OK:
+        return ""
+    return "parameters" if status == ROW_PARAMETERS else "numeric"
+
+
+def _judge(model: LoadedModel, row: SubmitRow, bits: NDArray[np.uint16]) -> str:
+    """Return the verdict on a golden row, or nothing where golden runs are not compared."""
+    run = model.trials[row.owner].golden
+    if run is None:
+        return ""
+    return judge_row(run, row.start + len(row.tokens) - 1, bits)
+
+
+def _push_text(model: LoadedModel, effect: SubmitJob, row: SubmitRow, token: int) -> bool:
+    """Hand a sampled token of a request to its text; tell whether a stop string is complete."""
+    if effect.origin != "request" or token == NO_TOKEN:
+        return False
+    return model.text.push_absolute(row.owner, row.start + len(row.tokens), token)

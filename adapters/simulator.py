@@ -1,0 +1,89 @@
+"""Open the simulated board: ``sim:PROFILE?key=value&…``.
+
+The library is found as adapters/library.py says; the URL's keys become the board's configuration.
+``clock=real`` (default) runs by itself, ``manual`` and ``virtual`` stand still until stepped:
+``manual`` by a test, ``virtual`` by an engine without threads, as fast as the machine allows.
+
+Source: interfaces (Devices by URL), native/npurt_sim.h.
+"""
+
+from pathlib import Path
+
+from laneway.adapters.binding import Library
+from laneway.adapters.device import NpurtDevice, open_calls
+from laneway.adapters.library import open_library
+from laneway.adapters.simulated import SimulatorControls
+from laneway.adapters.urls import parse_rest
+from laneway.adapters.validating import ArtifactOptions
+from laneway.engine.errors import CapabilityError, ConfigurationError
+
+PROFILES = ("tiny", "null", "tp2-ref")
+CLOCKS = ("real", "manual", "virtual")
+BOARD_KEYS = (
+    *("seed", "clock", "scale", "strict", "capture", "dram_bytes"),
+    *("runtime_version", "driver_version", "firmware_version"),
+)
+KEYS = (*BOARD_KEYS, "faults")
+
+
+def open_device(
+    rest: str, *, library: str | None = None, options: ArtifactOptions | None = None
+) -> NpurtDevice:
+    """Open a simulated board by the rest of its URL.
+
+    Raises: ConfigurationError for an unknown profile, key or value, or a missing library.
+    """
+    profile, values = parse_rest(rest, known=KEYS, scheme="sim")
+    profile = profile or "tiny"
+    if profile not in PROFILES:
+        raise ConfigurationError(f"sim:{profile}: the profiles are {', '.join(PROFILES)}")
+    clock = values.setdefault("clock", "real")
+    if clock not in CLOCKS:
+        raise ConfigurationError(f"sim: clock={clock}: one of {', '.join(CLOCKS)} is wanted")
+    plan = _read_plan(values.pop("faults", None))
+    opened = _need_simulator(open_library(library))
+    config = "\n".join(f"{key} = {value}" for key, value in {"profile": profile, **values}.items())
+    calls = open_calls(opened, config=config)
+    controls = SimulatorControls(calls)
+    chosen = options if options is not None else ArtifactOptions()
+    try:
+        controls.set_faults(plan)
+        return NpurtDevice(
+            calls,
+            url=f"sim:{rest}",
+            simulator=controls,
+            stepped=clock != "real",
+            virtual=clock == "virtual",
+            scale=float(values.get("scale", "1")),
+            options=_without_golden(chosen) if profile == "null" else chosen,
+        )
+    except BaseException:
+        calls.attempt("npurt_device_close")
+        raise
+
+
+def _read_plan(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"sim: faults={path} cannot be read: {error}") from error
+
+
+def _need_simulator(library: Library) -> Library:
+    if not library.simulates:
+        raise CapabilityError(
+            f"{library.path} is not the simulator: open it as npurt:{library.path}"
+        )
+    return library
+
+
+def _without_golden(options: ArtifactOptions) -> ArtifactOptions:
+    """Why: the profile computes nothing, so its numbers cannot be held against golden ones."""
+    return ArtifactOptions(
+        model_root=options.model_root,
+        golden_decode_steps=options.golden_decode_steps,
+        warmup_decode_steps=options.warmup_decode_steps,
+        compare_golden=False,
+    )

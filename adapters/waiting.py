@@ -1,0 +1,318 @@
+"""Wait for tickets in flight and post what became of each, exactly once (E7).
+
+Theory of operation. ``collect`` waits for any of the tickets, at most one slice. A terminal ticket
+becomes ``Completed`` (done, output valid) or ``DeviceFaulted`` with everything that is known at
+that moment. When a slice ends without a result every job is looked at: it is polled, a new phase is
+reported, and the hang rule is applied (E16): a stage is reported once when both the job's age and
+the time without any progress of the device have passed the times that came with the job, the cap
+by age alone. Time is the device's clock, so a stepped device gives the same reports each run.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+import attrs
+
+from laneway.adapters import npurt
+from laneway.adapters.binding import Answer
+from laneway.adapters.buffers import Buffer
+from laneway.adapters.calls import DeviceCalls
+from laneway.adapters.facts import read_health, read_record, read_times
+from laneway.adapters.loaded import Generation, LoadedModel
+from laneway.adapters.results import Results
+from laneway.engine.clock import Clock
+from laneway.engine.effects import SubmitJob
+from laneway.engine.errors import DeviceError
+from laneway.engine.inputs import (
+    Completed,
+    DeviceFaulted,
+    HealthFacts,
+    Input,
+    JobProgressed,
+    JobStalled,
+)
+
+SLICE_NS = 200_000_000
+_STAGES = ("suspect", "confirm", "cap")
+_PHASES = ("h2d", "exec", "d2h")
+_NOTHING_YET = (npurt.Code.WAIT_TIMEOUT, npurt.Code.NOT_READY, npurt.Code.INTERRUPTED)
+_KINDS = {
+    npurt.Code.CCU_EXCEPTION: "ccu",
+    npurt.Code.DMA: "dma",
+    npurt.Code.JOB_ABORTED: "aborted",
+    npurt.Code.JOB_LOST: "lost",
+    npurt.Code.NUMERIC: "numeric",
+}
+
+
+@attrs.define(eq=False)
+class Flight:
+    """One job that the device has, or may have, taken."""
+
+    effect: SubmitJob
+    model: LoadedModel
+    generation: Generation
+    buffer: Buffer
+    ticket: int
+    since_ns: int
+    looked_ns: int
+    phase: str = "queued"
+    said: set[str] = attrs.field(factory=set)
+
+
+class Waiting:
+    """The jobs in flight of one device.
+
+    ``track`` is called by the submit side, the rest by one thread that waits.
+    """
+
+    def __init__(
+        self,
+        calls: DeviceCalls,
+        clock: Clock,
+        *,
+        chips: tuple[int, ...],
+        post: Callable[[Input], None],
+    ) -> None:
+        self._calls = calls
+        self._clock = clock
+        self._chips = chips
+        self._post = post
+        self._results = Results()
+        self._flights: dict[int, Flight] = {}
+        self._changed = threading.Condition()
+        self._changes = 0
+
+    def track(self, flight: Flight) -> None:
+        """Wait for a ticket from now on; its acceptance was posted before."""
+        with self._changed:
+            self._flights[flight.ticket] = flight
+            self._changes += 1
+            self._changed.notify_all()
+
+    @property
+    def changes(self) -> int:
+        """How often ``wake`` or ``track`` was called; to be read before one looks."""
+        with self._changed:
+            return self._changes
+
+    def wake(self) -> None:
+        """Let ``sleep`` return: device time moved, or the waiting thread is to end."""
+        with self._changed:
+            self._changes += 1
+            self._changed.notify_all()
+
+    def sleep(self, seen: int) -> None:
+        """Wait until something has changed since ``changes`` was ``seen``.
+
+        Why: a stepped device moves only when somebody steps it, so its wait is never inside the
+        library.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._changes != seen)
+
+    @property
+    def tickets(self) -> tuple[int, ...]:
+        """The tickets in flight, oldest first."""
+        with self._changed:
+            return tuple(self._flights)
+
+    def collect(self, *, timeout_ns: int) -> bool:
+        """Wait for one result at most ``timeout_ns`` of device time.
+
+        Return whether anything was posted.
+        """
+        flights = self._snapshot()
+        if not flights:
+            return False
+        tickets = (ctypes.c_uint64 * len(flights))(*(flight.ticket for flight in flights))
+        which = ctypes.c_uint32(0)
+        answer = self._calls.attempt(
+            "npurt_job_wait", tickets, len(flights), timeout_ns, ctypes.byref(which)
+        )
+        if answer.ok:
+            self._finish(flights[which.value])
+            return True
+        if answer.code not in _NOTHING_YET:
+            for flight in flights:
+                self._give_up(flight, answer)
+            return True
+        return self._look_at(flights)
+
+    def next_stall_ns(self) -> int | None:
+        """Return the next instant at which the hang rule would say something, if nothing moves."""
+        instants = []
+        progress_ns: int | None = None
+        for flight in self._snapshot():
+            for stage, after_ns in _unsaid(flight):
+                instant = flight.since_ns + after_ns
+                if stage != "cap":
+                    progress_ns = self._progress_ns() if progress_ns is None else progress_ns
+                    instant = max(instant, progress_ns + after_ns)
+                instants.append(instant)
+        return min(instants, default=None)
+
+    def _snapshot(self) -> tuple[Flight, ...]:
+        with self._changed:
+            return tuple(self._flights.values())
+
+    def _forget(self, flight: Flight) -> None:
+        with self._changed:
+            self._flights.pop(flight.ticket, None)
+
+    def _finish(self, flight: Flight) -> None:
+        """Post what became of a terminal ticket; from here on it is not waited for."""
+        self._forget(flight)
+        record = npurt.Completion()
+        answer = self._calls.attempt("npurt_job_result", flight.ticket, ctypes.byref(record))
+        generation = flight.generation
+        told = (record.generation, record.device_epoch)
+        if not answer.ok:
+            self._fault(flight, answer.code, kind="call", reason=answer.reason)
+        elif told != (generation.device_generation, generation.device_epoch):
+            reason = f"the result is of device generation {told[0]} and epoch {told[1]}"
+            self._fault(flight, npurt.Code.STALE_GENERATION, kind="lost", reason=reason)
+        elif (
+            record.status == npurt.Code.OK
+            and record.state == npurt.JOB_DONE
+            and record.h.flags & npurt.OUTPUT_VALID
+        ):
+            self._complete(flight, record)
+        else:
+            state = npurt.JOB_STATES.get(record.state, str(record.state))
+            reason = f"ticket {flight.ticket} ended {state}: {npurt.code_name(record.status)}"
+            kind = _KINDS.get(record.status, "device")
+            self._fault(flight, record.status, kind=kind, reason=reason, record=record)
+
+    def _complete(self, flight: Flight, record: npurt.Completion) -> None:
+        effect = flight.effect
+        begun_ns = self._clock.now_ns()
+        try:
+            rows = self._results.read(effect, flight.model, flight.buffer)
+        except Exception as error:
+            # The device is done but its answer cannot be used: the job must still end, once.
+            reason = f"the output could not be read: {type(error).__name__}: {error}"
+            self._fault(flight, npurt.Code.INTERNAL, kind="call", reason=reason, record=record)
+            return
+        took_ns = max(0, self._clock.now_ns() - begun_ns)
+        self._post(
+            Completed(
+                job=effect.job,
+                ticket=flight.ticket,
+                epoch=effect.epoch,
+                generation=effect.generation,
+                flags=record.h.flags,
+                kv_effect=npurt.KV_EFFECTS.get(record.kv_effect, "unknown"),
+                engine_slot=record.engine_used,
+                rows=rows,
+                times=read_times(record.times, postprocess_ns=took_ns),
+            )
+        )
+
+    def _fault(
+        self,
+        flight: Flight,
+        code: int,
+        *,
+        kind: str,
+        reason: str,
+        record: npurt.Completion | None = None,
+    ) -> None:
+        health, unanswered = self._read_health()
+        ccu = read_record(record.ccu) if record is not None else None
+        said = f" ({ccu.text})" if ccu is not None and ccu.text else ""
+        self._post(
+            DeviceFaulted(
+                job=flight.effect.job,
+                ticket=flight.ticket,
+                epoch=flight.effect.epoch,
+                generation=flight.effect.generation,
+                kind=kind,
+                code=code,
+                quiescent=record is not None and bool(record.h.flags & npurt.QUIESCENT),
+                kv_effect=npurt.KV_EFFECTS.get(record.kv_effect, "unknown")
+                if record is not None
+                else "unknown",
+                reason=reason + said + unanswered,
+                record=ccu,
+                health=health,
+            )
+        )
+
+    def _give_up(self, flight: Flight, answer: Answer) -> None:
+        """Stop waiting for a ticket whose fate the device does not tell."""
+        self._forget(flight)
+        self._fault(flight, answer.code, kind="call", reason=answer.reason)
+
+    def _look_at(self, flights: tuple[Flight, ...]) -> bool:
+        now_ns = self._clock.now_ns()
+        posted = False
+        for flight in flights:
+            due = now_ns - flight.looked_ns >= SLICE_NS or any(
+                now_ns - flight.since_ns >= after_ns for _, after_ns in _unsaid(flight)
+            )
+            if due:
+                flight.looked_ns = now_ns
+                posted = self._look(flight, now_ns) or posted
+        return posted
+
+    def _look(self, flight: Flight, now_ns: int) -> bool:
+        state = npurt.JobState()
+        answer = self._calls.attempt("npurt_job_poll", flight.ticket, ctypes.byref(state))
+        if not answer.ok:
+            self._give_up(flight, answer)
+            return True
+        if state.h.flags & npurt.TERMINAL:
+            # The wait missed it: a missed notification is not a missing completion.
+            self._finish(flight)
+            return True
+        posted = False
+        phase = npurt.JOB_STATES.get(state.state, "queued")
+        if phase != flight.phase and phase in _PHASES:
+            flight.phase = phase
+            self._post(JobProgressed(job=flight.effect.job, ticket=flight.ticket, phase=phase))
+            posted = True
+        return self._report_stall(flight, now_ns) or posted
+
+    def _report_stall(self, flight: Flight, now_ns: int) -> bool:
+        """Report each stage of the hang rule once, when its times have passed (E16)."""
+        age_ns = now_ns - flight.since_ns
+        waiting = [(stage, after_ns) for stage, after_ns in _unsaid(flight) if age_ns >= after_ns]
+        if not waiting:
+            return False
+        still_ns = min(age_ns, max(0, now_ns - self._progress_ns()))
+        posted = False
+        for stage, after_ns in waiting:
+            if stage == "cap" or still_ns >= after_ns:
+                flight.said.add(stage)
+                posted = True
+                self._post(
+                    JobStalled(
+                        job=flight.effect.job,
+                        ticket=flight.ticket,
+                        stage=stage,
+                        phase=flight.phase,
+                        age_ns=age_ns,
+                        progress_age_ns=still_ns,
+                    )
+                )
+        return posted
+
+    def _progress_ns(self) -> int:
+        """Return when the device last moved; 0 where it does not answer, which is no progress."""
+        health = npurt.Health()
+        answer = self._calls.attempt("npurt_device_health", ctypes.byref(health))
+        return int(health.last_progress_ns) if answer.ok else 0
+
+    def _read_health(self) -> tuple[HealthFacts | None, str]:
+        try:
+            return read_health(self._calls, self._chips), ""
+        except DeviceError as error:
+            return None, f"; health: {error}"
+
+
+def _unsaid(flight: Flight) -> list[tuple[str, int]]:
+    effect = flight.effect
+    times = (effect.suspect_after_ns, effect.confirm_after_ns, effect.cap_after_ns)
+    return [pair for pair in zip(_STAGES, times, strict=True) if pair[0] not in flight.said]

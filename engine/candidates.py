@@ -1,0 +1,125 @@
+"""Find the few vocabulary entries that can be drawn when top_k or min_p bounds their number.
+
+The k-th largest block maximum is a safe threshold: k blocks reach it, so at least k entries do, and
+the k best entries all lie in blocks that reach it. Only those blocks are read again. A candidate is
+one unsigned integer, order word above token id, so that plain ascending order is "number
+descending, id ascending"; the order word has 32 bits because that holds any FP32 number.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from laneway.engine.bf16 import BLOCK, order_key
+from laneway.engine.jit import inner
+
+CANDIDATES_MAX = 1024
+TOP_K_BY_BLOCKS_MAX = 512
+
+_SIGN = np.uint32(0x80000000)
+_ID_BITS = np.uint64(32)
+_SHELL_GAPS = (701, 301, 132, 57, 23, 10, 4, 1)
+
+
+@inner
+def order_word(value: np.float32) -> np.uint32:
+    """Return the unsigned integer that falls as the number rises; equal for -0.0 and +0.0."""
+    bits = np.float32(value + np.float32(0.0)).view(np.uint32)
+    return bits if bits & _SIGN else np.uint32(~(bits | _SIGN))
+
+
+@inner
+def number_of(word: np.uint32) -> float:
+    """Return the number that has an order word, exactly."""
+    bits = word if word & _SIGN else np.uint32(~word & ~_SIGN)
+    return float(np.uint32(bits).view(np.float32))
+
+
+@inner
+def kth_block_max(block_max: NDArray[np.int16], k: int, highest: np.int16) -> np.int16:
+    """Return the k-th largest block maximum, k within 1 and the number of blocks.
+
+    Shapes: block_max i16[blocks]. Why: sixteen counts halve the range of keys down to one, and a
+    count is a vector loop over a few kilobytes, whatever k is.
+    """
+    low = np.int32(-32768)
+    high = np.int32(highest)
+    while low < high:
+        middle = (low + high + 1) >> 1
+        key = np.int16(middle)
+        reached = np.int32(0)
+        for block in range(block_max.size):
+            reached += np.int32(block_max[block] >= key)
+        if reached >= k:
+            low = middle
+        else:
+            high = middle - 1
+    return np.int16(low)
+
+
+@inner
+def collect(
+    row: NDArray[np.int16],
+    block_max: NDArray[np.int16],
+    threshold: np.int16,
+    candidates: NDArray[np.uint64],
+) -> int:
+    """Gather all entries at or above a threshold; -1 if there are more than fit.
+
+    Shapes: row i16[vocab], block_max i16[blocks], candidates u64[CANDIDATES_MAX].
+    """
+    count = 0
+    for block in range(block_max.size):
+        if block_max[block] < threshold:
+            continue
+        begin = block * BLOCK
+        for i in range(begin, min(begin + BLOCK, row.size)):
+            if order_key(row[i]) < threshold:
+                continue
+            if count == candidates.size:
+                return -1
+            bits = np.uint32(np.uint16(row[i])) << np.uint32(16)
+            word = order_word(np.uint32(bits).view(np.float32))
+            candidates[count] = (np.uint64(word) << _ID_BITS) | np.uint64(i)
+            count += 1
+    return count
+
+
+@inner
+def sort_candidates(candidates: NDArray[np.uint64], count: int) -> None:
+    """Sort in place: number descending, id ascending.
+
+    Why: Shell's method, since most calls sort twenty to sixty and none more than CANDIDATES_MAX.
+    """
+    for gap in _SHELL_GAPS:
+        for i in range(gap, count):
+            moved = candidates[i]
+            place = i
+            while place >= gap and candidates[place - gap] > moved:
+                candidates[place] = candidates[place - gap]
+                place -= gap
+            candidates[place] = moved
+
+
+@inner
+def group_candidates(
+    candidates: NDArray[np.uint64],
+    count: int,
+    values: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+) -> int:
+    """Form groups of equal numbers from sorted candidates; return how many.
+
+    Shapes: values f64[groups], sizes i64[groups].
+    """
+    groups = 0
+    last = np.uint64(0)
+    for i in range(count):
+        word = candidates[i] >> _ID_BITS
+        if groups > 0 and word == last:
+            sizes[groups - 1] += 1
+            continue
+        values[groups] = number_of(np.uint32(word))
+        sizes[groups] = 1
+        groups += 1
+        last = word
+    return groups

@@ -1,0 +1,119 @@
+"""Account for a job that is done, then deliver what is current (R3.1, R7.4, E7, E17, E19).
+
+Accounting (job, buffer, lanes) runs once for every job whatever became of its requests; delivery
+needs a live request. A completion that matches no job in flight changes nothing: it is in the
+journal as an input without events (I5).
+"""
+
+from laneway.engine.draft import Draft
+from laneway.engine.effects import Deliver, RestoreBuffer
+from laneway.engine.ending import fail, finish
+from laneway.engine.faulting import fault_job, lose_device
+from laneway.engine.inputs import BufferRestored, Completed, RowResult
+from laneway.engine.loading import fail_load, publish
+from laneway.engine.reserving import evict_if_idle, suspect
+from laneway.engine.state import JobRow, JobState, is_end_token
+from laneway.engine.submitting import mark_submitted
+
+
+def complete(draft: Draft, taken: Completed) -> None:
+    """Take the result of a done job: the one path by which tokens come into being."""
+    job = draft.state.jobs.get(taken.job)
+    if job is None or (job.epoch, job.generation) != (taken.epoch, taken.generation):
+        return
+    if job.state == "planned":
+        mark_submitted(draft, job, taken.ticket)
+    numeric = any(result.fault == "numeric" for result in taken.rows)
+    if job.state == "uncertain" or numeric:
+        reason = "abnormal numbers" if numeric else "done after a doubtful submit"
+        fault_job(draft, job, "numeric" if numeric else "doubtful", reason)
+        lose_device(draft, f"job/{job.number}: {reason}")
+        return
+    _account(draft, job, taken)
+    if draft.state.device.state == "suspect":
+        draft.device("absolve", data={"job": job.number})
+        if draft.state.closing:
+            draft.device("drain")
+    for row, result in zip(job.rows, taken.rows, strict=True):
+        if job.origin == "request":
+            _deliver(draft, row, result)
+        else:
+            _judge_trial(draft, job, row, result)
+
+
+def _account(draft: Draft, job: JobState, taken: Completed) -> None:
+    """Settle job, buffer and lanes: commit what is certain and still wanted, roll back the rest."""
+    generation = job.generation
+    draft.emit("buffer", job.buffer, "complete", generation=generation)
+    draft.emit("job", job.number, "complete", generation=generation)
+    wanted: list[int] = []
+    unwanted: list[int] = []
+    for row in job.rows:
+        alive = job.origin != "request" or row.owner in draft.state.requests
+        (wanted if alive else unwanted).append(row.lane)
+    if taken.kv_effect == "none":
+        wanted, unwanted = [], wanted + unwanted
+    if taken.kv_effect in ("partial", "unknown"):
+        suspect(draft, wanted + unwanted, reason=f"kv effect {taken.kv_effect}")
+    else:
+        if wanted:
+            draft.emit("lane", wanted, "commit", generation=generation)
+        if unwanted:
+            data = {"applied": True}
+            draft.emit("lane", unwanted, "rollback", generation=generation, data=data)
+    draft.ask(
+        RestoreBuffer(model=job.model, buffer=job.buffer, job=job.number, ticket=taken.ticket)
+    )
+
+
+def _deliver(draft: Draft, row: JobRow, result: RowResult) -> None:
+    """Hand a row's token to its request and decide whether the request goes on."""
+    request = draft.state.requests.get(row.owner)
+    if request is None:
+        evict_if_idle(draft, row.lane)
+        return
+    lane = draft.state.lanes[row.lane]
+    if result.fault:
+        message = f"no token can be drawn from its parameters ({result.fault})"
+        fail(draft, request, "parameters", message, http_status=400)
+        return
+    if lane.state != "ready" or lane.length_tokens != row.to_tokens:
+        fail(draft, request, "kv_unknown", f"the KV of lane/{row.lane} is in doubt")
+        return
+    if is_end_token(draft.state, request, result.token):
+        finish(draft, request, "stop")
+        return
+    draft.ask(Deliver(request=request.number, position=len(request.tokens) - 1, token=result.token))
+    if result.stop_hit:
+        finish(draft, request, "stop")
+    elif len(request.tokens) >= request.max_tokens:
+        finish(draft, request, "length")
+    elif request.state == "prefilling":
+        model = draft.state.models[request.model]
+        draft.emit("request", request.number, "decode", generation=model.generation)
+
+
+def _judge_trial(draft: Draft, job: JobState, row: JobRow, result: RowResult) -> None:
+    """Compare a golden row, move the trial on, and publish the model after the last one (E25)."""
+    model = draft.state.models[job.model]
+    assert model.facts is not None
+    if model.state != "warming":
+        evict_if_idle(draft, row.lane)
+        return
+    if result.verdict not in ("", "equal"):
+        fail_load(
+            draft, model, f"golden {row.owner} at position {row.to_tokens - 1}: {result.verdict}"
+        )
+        return
+    trial = model.facts.trials[row.owner]
+    if row.to_tokens == len(trial.prompt) + len(trial.forced):
+        evict_if_idle(draft, row.lane)
+        if model.trial.index == len(model.facts.trials):
+            publish(draft, model)
+
+
+def restore(draft: Draft, taken: BufferRestored) -> None:
+    """Return a restored and wiped buffer to the pool (R4.4, E4)."""
+    buffer = draft.state.buffers.get(taken.buffer)
+    if buffer is not None and buffer.state == "completing" and buffer.job == taken.job:
+        draft.emit("buffer", buffer.number, "release", generation=buffer.generation)

@@ -1,0 +1,135 @@
+"""Decide what follows from one input: one match statement, one function for each input.
+
+``decide`` is deterministic and does no IO: the same state and input give the same events and
+effects, which is what ``journal verify`` proves. It is total over the inputs: operating errors are
+events and effects, an exception is a bug. It advances the state it is given, through ``evolve``
+alone; callers that need the old value copy it first. Every decision ends with ``settle``: what
+became idle is unloaded or closed, and the device gets its next job in the same step.
+"""
+
+from typing import assert_never
+
+from laneway.engine import (
+    admission,
+    closing,
+    completing,
+    ending,
+    faulting,
+    loading,
+    starting,
+    submitting,
+    unloading,
+)
+from laneway.engine.draft import Decision, Draft
+from laneway.engine.inputs import (
+    ArtifactRefused,
+    ArtifactValidated,
+    BufferRestored,
+    CancelRequested,
+    CloseRequested,
+    Completed,
+    ConfigureFailed,
+    DeviceClosed,
+    DeviceFaulted,
+    EngineStarted,
+    HealthProbed,
+    InboxOverflowed,
+    Input,
+    JobProgressed,
+    JobStalled,
+    KvApplied,
+    KvApplyFailed,
+    LoadRequested,
+    ModelConfigured,
+    ModelReleased,
+    ReleaseFailed,
+    RequestSubmitted,
+    RestoreFailed,
+    SubmitAccepted,
+    SubmitDoubtful,
+    SubmitRefused,
+    TimePassed,
+    UnloadRequested,
+)
+from laneway.engine.planning import plan
+from laneway.engine.state import State, begin_step
+
+
+def decide(state: State, taken: Input, at_ns: int) -> Decision:
+    """Take one input at engine time ``at_ns``.
+
+    Return events and effects, and leave the state after them.
+    """
+    begin_step(state, taken, at_ns)
+    draft = Draft(state, taken)
+    _dispatch(draft, taken)
+    settle(draft)
+    return draft.decision()
+
+
+def settle(draft: Draft) -> None:
+    """Let every decision end the same way.
+
+    Release what is idle, close if all is done, plan the next job.
+    """
+    unloading.unload_if_idle(draft)
+    closing.shut_if_idle(draft)
+    plan(draft)
+
+
+def _dispatch(draft: Draft, taken: Input) -> None:
+    match taken:
+        case RequestSubmitted():
+            admission.admit(draft, taken)
+        case CancelRequested():
+            ending.cancel(draft, taken)
+        case TimePassed():
+            ending.expire(draft)
+        case SubmitAccepted():
+            submitting.accept(draft, taken)
+        case SubmitRefused():
+            submitting.refuse(draft, taken)
+        case SubmitDoubtful():
+            submitting.doubt(draft, taken)
+        case KvApplyFailed():
+            submitting.refuse_kv(draft, taken)
+        case JobProgressed():
+            submitting.progress(draft, taken)
+        case Completed():
+            completing.complete(draft, taken)
+        case BufferRestored():
+            completing.restore(draft, taken)
+        case RestoreFailed():
+            faulting.restore_failed(draft, taken)
+        case DeviceFaulted():
+            faulting.fault(draft, taken)
+        case JobStalled():
+            faulting.stall(draft, taken)
+        case HealthProbed():
+            faulting.probed(draft, taken)
+        case LoadRequested():
+            loading.load(draft, taken)
+        case ArtifactValidated():
+            loading.validated(draft, taken)
+        case ArtifactRefused():
+            loading.refused(draft, taken)
+        case ModelConfigured():
+            loading.configured(draft, taken)
+        case ConfigureFailed():
+            loading.configure_failed(draft, taken)
+        case UnloadRequested():
+            unloading.drain(draft, taken.model)
+        case ModelReleased():
+            unloading.released(draft, taken)
+        case ReleaseFailed():
+            unloading.release_failed(draft, taken)
+        case EngineStarted():
+            starting.start(draft, taken)
+        case CloseRequested():
+            closing.close(draft, taken)
+        case DeviceClosed():
+            closing.closed(draft, taken)
+        case KvApplied() | InboxOverflowed():
+            pass  # recorded for the reader; nothing follows
+        case _:
+            assert_never(taken)

@@ -1,0 +1,98 @@
+"""The decision being made: events and effects so far, over the state they already changed.
+
+``emit`` is the only way an event comes into being. It reads source and destination from the
+declared tables and evolves the state at once, so that the rest of the decision sees what was
+decided so far ("read your own events") and so that deciding and replaying go through the same
+function.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from laneway.engine.effects import Effect
+from laneway.engine.errors import IllegalTransitionError
+from laneway.engine.inputs import Input
+from laneway.engine.state import DEVICE, State, evolve, state_of
+from laneway.statemachines import MACHINES, Event, entity_name
+from laneway.statemachines.event import NO_DATA
+
+
+@attrs.frozen
+class Decision:
+    """What follows from one input: facts to record, then things to ask of the world."""
+
+    events: tuple[Event, ...]
+    effects: tuple[Effect, ...]
+
+
+@attrs.define
+class Draft:
+    """A decision under construction."""
+
+    state: State
+    taken: Input
+    events: list[Event] = attrs.Factory(list)
+    effects: list[Effect] = attrs.Factory(list)
+
+    def emit(
+        self,
+        machine: str,
+        entities: int | Sequence[int],
+        trigger: str,
+        *,
+        generation: int = 0,
+        epoch: int | None = None,
+        data: Mapping[str, Any] = NO_DATA,
+    ) -> None:
+        """Record that entities of one machine moved by ``trigger`` and let the state follow.
+
+        Raises: IllegalTransitionError when the table has no such edge, or the entities differ in
+        state.
+        """
+        numbers = (entities,) if isinstance(entities, int) else tuple(entities)
+        source = state_of(self.state, machine, numbers[0])
+        dest = MACHINES[machine].table.get((source, trigger))
+        if dest is None:
+            raise IllegalTransitionError(machine, source, trigger, entity_name(machine, numbers[0]))
+        event = Event(
+            machine,
+            numbers,
+            trigger,
+            source,
+            dest,
+            self.state.device.epoch if epoch is None else epoch,
+            generation,
+            data,
+        )
+        evolve(self.state, event, self.taken)
+        self.events.append(event)
+
+    def emit_each(
+        self,
+        machine: str,
+        entities: Sequence[int],
+        trigger: str,
+        *,
+        generation: int = 0,
+        data: Mapping[str, Any] = NO_DATA,
+    ) -> None:
+        """Emit one event for every source state among the entities, first seen first."""
+        by_source: dict[str, list[int]] = {}
+        for number in entities:
+            by_source.setdefault(state_of(self.state, machine, number), []).append(number)
+        for numbers in by_source.values():
+            self.emit(machine, numbers, trigger, generation=generation, data=data)
+
+    def device(self, trigger: str, *, data: Mapping[str, Any] = NO_DATA) -> None:
+        """Move the device."""
+        self.emit("device", DEVICE, trigger, data=data)
+
+    def ask(self, effect: Effect) -> None:
+        """Ask something of the world, once the step is durable."""
+        self.effects.append(effect)
+
+    def decision(self) -> Decision:
+        """Return the finished decision."""
+        return Decision(tuple(self.events), tuple(self.effects))

@@ -1,0 +1,213 @@
+"""The closed set of everything the engine can ask of the world.
+
+Effects are carried out after the step that decided them is durable, in the order decided. What the
+device is asked carries job, epoch and generation, and answers quote them (architecture rule 6).
+Every device effect has exactly one answer, an input; the two client effects (Deliver, Conclude)
+have none.
+"""
+
+import attrs
+
+from laneway.engine.inputs import Trial
+from laneway.engine.sampling import Sampling
+
+
+@attrs.frozen(kw_only=True)
+class KvOperation:
+    """One operation on a lane of the device bank; ``verb`` is RESERVE, COMMIT, ROLLBACK or RELEASE.
+
+    ``transaction`` is the number of the job that reserves.
+    """
+
+    verb: str
+    lane: int
+    from_tokens: int
+    to_tokens: int
+    transaction: int
+
+
+@attrs.frozen(kw_only=True)
+class SubmitRow:
+    """One row of a job: the tokens of one sequence, run at positions ``start ..
+
+    Start + len(tokens) - 1``.
+
+    ``owner`` is a request number, or the index of a trial for golden and warm-up jobs. ``sampling``
+    is None where nothing is sampled. The sampled token's absolute position is ``start +
+    len(tokens)``; among its request's generated tokens it is number ``generated``.
+    """
+
+    lane: int
+    owner: int
+    tokens: tuple[int, ...]
+    start: int
+    sampling: Sampling | None
+    generated: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class SubmitJob:
+    """Apply ``operations`` once, fill the buffer, submit.
+
+    Answer: SubmitAccepted, SubmitRefused, SubmitDoubtful, KvApplyFailed.
+
+    After acceptance: Completed, DeviceFaulted or JobStalled when age and lack of progress pass the
+    given times (E16).
+    """
+
+    job: int
+    model: int
+    epoch: int
+    generation: int
+    buffer: int
+    task: str
+    origin: str
+    operations: tuple[KvOperation, ...]
+    rows: tuple[SubmitRow, ...]
+    suspect_after_ns: int
+    confirm_after_ns: int
+    cap_after_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class ApplyKv:
+    """Apply operations on lanes that have no next job. Answer: KvApplied or KvApplyFailed."""
+
+    model: int
+    epoch: int
+    generation: int
+    operations: tuple[KvOperation, ...]
+
+
+@attrs.frozen(kw_only=True)
+class RestoreBuffer:
+    """Retire the ticket, restore and wipe the buffer (E4).
+
+    Answer: BufferRestored or RestoreFailed.
+    """
+
+    model: int
+    buffer: int
+    job: int
+    ticket: int
+
+
+@attrs.frozen(kw_only=True)
+class ValidateArtifact:
+    """Check the artifact on the host, off the device threads (E20a).
+
+    Answer: ArtifactValidated or ArtifactRefused.
+    """
+
+    model: int
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class BufferPlan:
+    """Buffers to create for one submodel: numbers ``first .. first + count - 1``."""
+
+    submodel: str
+    task: str
+    first: int
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class ConfigureModel:
+    """Configure the device, open the bank, create the buffers.
+
+    Answer: ModelConfigured or ConfigureFailed.
+
+    Lanes are numbered ``lane_first .. lane_first + lane_count - 1``; the device's own index is the
+    offset. ``trials`` lets the adapter know what the golden jobs of this generation will run.
+    """
+
+    model: int
+    epoch: int
+    generation: int
+    lane_first: int
+    lane_count: int
+    buffers: tuple[BufferPlan, ...]
+    trials: tuple[Trial, ...]
+    timeout_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class PublishModel:
+    """The model is ready: tell the adapter (fault rules are armed from here). No answer."""
+
+    model: int
+    generation: int
+
+
+@attrs.frozen(kw_only=True)
+class ReleaseModel:
+    """Release bank, buffers and calbin after everything decided before.
+
+    Answer: ModelReleased or ReleaseFailed.
+    """
+
+    model: int
+    generation: int
+
+
+@attrs.frozen(kw_only=True)
+class ProbeHealth:
+    """Ask the device for its health. Answer: HealthProbed."""
+
+
+@attrs.frozen(kw_only=True)
+class CloseDevice:
+    """Close the device; ``abandon``: make no call that could hang on a wedged device (D13).
+
+    Answer: DeviceClosed.
+    """
+
+    abandon: bool
+
+
+@attrs.frozen(kw_only=True)
+class Deliver:
+    """Hand one durable token of a request to its client.
+
+    ``position`` counts generated tokens from 0.
+    """
+
+    request: int
+    position: int
+    token: int
+
+
+@attrs.frozen(kw_only=True)
+class Conclude:
+    """Tell a client its one ending.
+
+    ``finish_reason`` is stop, length, cancelled, deadline or error. ``kind`` names the error
+    (``RejectReason`` value or fault); "" when it ended well.
+    """
+
+    request: int
+    finish_reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    kind: str = ""
+    message: str = ""
+    http_status: int = 200
+    retry_after_ns: int | None = None
+    admitted: bool = True
+
+
+DeviceEffect = (
+    SubmitJob
+    | ApplyKv
+    | RestoreBuffer
+    | ValidateArtifact
+    | ConfigureModel
+    | PublishModel
+    | ReleaseModel
+    | ProbeHealth
+    | CloseDevice
+)
+ClientEffect = Deliver | Conclude
+Effect = DeviceEffect | ClientEffect

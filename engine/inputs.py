@@ -1,0 +1,455 @@
+"""The closed set of everything that can happen to the engine.
+
+If it is not a class here it cannot change anything. Inputs are values: integers, floats, strings,
+tuples and the frozen values below; logits and text never travel in them. Field order is the
+journal's wire order (journal/codec.py, version per kind): a field is added at the end with a new
+version, never moved.
+
+Numbers are the engine's own (architecture decision 9): model, request, job, buffer and lane are
+numbered over the whole journal; ``ticket``, ``device_epoch`` and ``device_generation`` are the
+device's words for them.
+"""
+
+import attrs
+
+from laneway.engine.limits import Limits
+from laneway.engine.sampling import Sampling
+
+NO_TOKEN = -1
+
+
+@attrs.frozen(kw_only=True)
+class ChipFacts:
+    """One chip: memory in bytes as the device accounts it."""
+
+    total_bytes: int
+    used_bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class DeviceFacts:
+    """What the device says of itself when it is opened (E24.
+
+    The versions are part of every fingerprint).
+    """
+
+    url: str
+    backend: str
+    product: str
+    serial: str
+    runtime_version: str
+    driver_version: str
+    firmware_version: str
+    device_epoch: int
+    inflight_max: int
+    chips: tuple[ChipFacts, ...]
+    capabilities: tuple[tuple[str, int, int, int, int], ...] = ()
+    """(name, support, evidence, source, value) as in npurt_cap."""
+
+
+@attrs.frozen(kw_only=True)
+class EngineStarted:
+    """A new incarnation opens (decision 9).
+
+    Wall-clock anchor, code, limits and the device it drives.
+    """
+
+    wall_clock_ns: int
+    code_version: str
+    journal_tokens: str
+    limits: Limits
+    device: DeviceFacts
+
+
+@attrs.frozen(kw_only=True)
+class LoadRequested:
+    """Somebody wants the artifact at ``source`` served as ``alias``."""
+
+    model: int
+    alias: str
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class SubmodelFacts:
+    """One compiled graph of a calbin: task is ``prefill`` or ``decode``."""
+
+    name: str
+    task: str
+    batch_max: int
+    tokens_max: int
+
+
+@attrs.frozen(kw_only=True)
+class Trial:
+    """A fixed sequence that runs before a model is ready: prompt, then forced tokens.
+
+    ``origin`` is ``golden`` (logits are compared) or ``warmup`` (output is thrown away).
+    """
+
+    origin: str
+    prompt: tuple[int, ...]
+    forced: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class ArtifactValidated:
+    """Manifest, hashes, permissions and versions are good (E20a).
+
+    What the artifact is and needs.
+    """
+
+    model: int
+    name: str
+    sha256: str
+    architecture: str
+    layout: str
+    lane_rule: str
+    context_tokens: int
+    vocabulary: int
+    lane_count: int
+    end_tokens: tuple[int, ...]
+    submodels: tuple[SubmodelFacts, ...]
+    chip_bytes: tuple[int, ...]
+    chips: tuple[ChipFacts, ...]
+    trials: tuple[Trial, ...]
+
+
+@attrs.frozen(kw_only=True)
+class ArtifactRefused:
+    """The artifact was not accepted on the host; the device was not touched."""
+
+    model: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class ModelConfigured:
+    """The device is configured, the KV bank open, the buffers created."""
+
+    model: int
+    device_generation: int
+    device_epoch: int
+    duration_ns: int
+    used_bytes_before: tuple[int, ...]
+    used_bytes_after: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class ConfigureFailed:
+    """The device refused the configuration, or a bank or buffer could not be made."""
+
+    model: int
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class ModelReleased:
+    """The device gave the model back; memory and health are what was read afterwards (E22)."""
+
+    model: int
+    used_bytes: tuple[int, ...]
+    healthy: bool
+
+
+@attrs.frozen(kw_only=True)
+class ReleaseFailed:
+    """The device did not give the model back."""
+
+    model: int
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class UnloadRequested:
+    """Somebody wants the model gone: drain it, then release it."""
+
+    model: int
+
+
+@attrs.frozen(kw_only=True)
+class RequestSubmitted:
+    """A client wants tokens.
+
+    ``deadline_ns`` is engine time; ``sampling.seed`` is never None here.
+    """
+
+    request: int
+    alias: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    deadline_ns: int | None
+    client_id: str | None
+
+
+@attrs.frozen(kw_only=True)
+class CancelRequested:
+    """The client does not want the request any more."""
+
+    request: int
+
+
+@attrs.frozen(kw_only=True)
+class TimePassed:
+    """The clock reached an instant that the engine waits for (a deadline, a back-off)."""
+
+
+@attrs.frozen(kw_only=True)
+class InboxOverflowed:
+    """Inputs of callers were refused because the inbox was full; each caller was told."""
+
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class SubmitAccepted:
+    """The device took the job."""
+
+    job: int
+    ticket: int
+
+
+@attrs.frozen(kw_only=True)
+class SubmitRefused:
+    """Nothing was queued; the device is as before, but the job's KV operations were applied."""
+
+    job: int
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class SubmitDoubtful:
+    """The submit failed after it may have queued (D6)."""
+
+    job: int
+    ticket: int
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class KvApplyFailed:
+    """A KV operation list was not applied; the bank is as before, unless ``unknown``.
+
+    ``job`` is the job that was to be submitted with it (nothing was), or None for a list of its
+    own. ``lane`` and ``operation`` name the operation that failed.
+    """
+
+    job: int | None
+    lane: int
+    operation: str
+    code: int
+    unknown: bool
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class KvApplied:
+    """A KV operation list without a job was applied."""
+
+    lanes: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class JobProgressed:
+    """A job that takes long was seen in a phase (``h2d``, ``exec``, ``d2h``)."""
+
+    job: int
+    ticket: int
+    phase: str
+
+
+@attrs.frozen(kw_only=True)
+class JobTimes:
+    """Instants of one job on the device clock in ns, 0 where the device does not tell."""
+
+    submit_ns: int = 0
+    accept_ns: int = 0
+    h2d_begin_ns: int = 0
+    h2d_end_ns: int = 0
+    exec_begin_ns: int = 0
+    exec_end_ns: int = 0
+    d2h_begin_ns: int = 0
+    d2h_end_ns: int = 0
+    visible_ns: int = 0
+    postprocess_ns: int = 0
+    """Duration of turning logits into tokens on the host."""
+
+
+@attrs.frozen(kw_only=True)
+class RowResult:
+    """What one row of a done job gave.
+
+    ``token`` is NO_TOKEN where nothing is sampled (forced rows) or ``fault`` is set. ``fault`` is
+    "" or ``numeric`` (the device's numbers are abnormal, R14.5) or ``parameters`` (the request's
+    own parameters leave no token, G17). ``verdict`` is "" or, for golden rows, ``equal`` or what
+    differs.
+    """
+
+    token: int
+    stop_hit: bool = False
+    fault: str = ""
+    verdict: str = ""
+    kv_digest: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Completed:
+    """A job is terminal and done with valid output; logits are already tokens."""
+
+    job: int
+    ticket: int
+    epoch: int
+    generation: int
+    flags: int
+    kv_effect: str
+    engine_slot: int
+    rows: tuple[RowResult, ...]
+    times: JobTimes
+
+
+@attrs.frozen(kw_only=True)
+class CcuRecord:
+    """The device's exception record (CAP_CCU_RECORD)."""
+
+    chip: int
+    ccu: int
+    code: int
+    subcode: int
+    task_index: int
+    cmd_index: int
+    pc: int
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class HealthFacts:
+    """What the device says of its health, memory and counters at one instant (decision 16)."""
+
+    state: str
+    device_epoch: int
+    sticky: int
+    advised: int
+    observed_ns: int
+    last_progress_ns: int
+    used_bytes: tuple[int, ...]
+    counters: tuple[tuple[str, int], ...]
+
+
+@attrs.frozen(kw_only=True)
+class DeviceFaulted:
+    """A job ended badly, or the device did: everything that is known of it (decision 16, E27).
+
+    ``job`` is None when no job is to blame. ``kind`` is ``ccu``, ``dma``, ``numeric``, ``aborted``,
+    ``lost``, ``device`` or ``call`` (a device call failed that must not fail).
+    """
+
+    job: int | None
+    ticket: int
+    epoch: int
+    generation: int
+    kind: str
+    code: int
+    quiescent: bool
+    kv_effect: str
+    reason: str
+    record: CcuRecord | None
+    health: HealthFacts | None
+
+
+@attrs.frozen(kw_only=True)
+class JobStalled:
+    """A job has had no result for a time the engine named (E16).
+
+    It was polled once more before this was said.
+
+    ``stage`` is ``suspect``, ``confirm`` or ``cap``.
+    """
+
+    job: int
+    ticket: int
+    stage: str
+    phase: str
+    age_ns: int
+    progress_age_ns: int
+
+
+@attrs.frozen(kw_only=True)
+class HealthProbed:
+    """The answer to a health probe; None when the device did not answer."""
+
+    health: HealthFacts | None
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class BufferRestored:
+    """Ticket retired, slices and tensors restored, memory wiped (E4)."""
+
+    buffer: int
+    job: int
+
+
+@attrs.frozen(kw_only=True)
+class RestoreFailed:
+    """The buffer could not be brought back to a clean state: it must not be used again."""
+
+    buffer: int
+    job: int
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
+class CloseRequested:
+    """Close the engine.
+
+    With ``drain`` after what is admitted is done, else after what is in flight.
+    """
+
+    drain: bool
+
+
+@attrs.frozen(kw_only=True)
+class DeviceClosed:
+    """The device handle is closed, or was left alone because closing it is not safe (D13)."""
+
+    abandoned: bool
+    reason: str
+
+
+Input = (
+    EngineStarted
+    | LoadRequested
+    | ArtifactValidated
+    | ArtifactRefused
+    | ModelConfigured
+    | ConfigureFailed
+    | ModelReleased
+    | ReleaseFailed
+    | UnloadRequested
+    | RequestSubmitted
+    | CancelRequested
+    | TimePassed
+    | InboxOverflowed
+    | SubmitAccepted
+    | SubmitRefused
+    | SubmitDoubtful
+    | KvApplyFailed
+    | KvApplied
+    | JobProgressed
+    | Completed
+    | DeviceFaulted
+    | JobStalled
+    | HealthProbed
+    | BufferRestored
+    | RestoreFailed
+    | CloseRequested
+    | DeviceClosed
+)

@@ -1,0 +1,148 @@
+"""Load a model.
+
+Validate on the host, configure, warm up, publish (R10.1, R10.2, R9.1, E20a to E25).
+
+One model at a time: a second calbin on a board needs what only the vendor can deliver (R9.2, R9.3),
+so a load is refused while another model holds the device. A load that fails gives back what it took
+and says why.
+"""
+
+from laneway.engine.draft import Draft
+from laneway.engine.effects import ConfigureModel, PublishModel, ReleaseModel, ValidateArtifact
+from laneway.engine.inputs import (
+    ArtifactRefused,
+    ArtifactValidated,
+    ConfigureFailed,
+    LoadRequested,
+    ModelConfigured,
+)
+from laneway.engine.reserving import suspect
+from laneway.engine.state import ModelState, State
+
+
+def load(draft: Draft, taken: LoadRequested) -> None:
+    """Begin a load, or refuse it when the device cannot take one."""
+    others = [model for model in draft.state.models.values()]
+    data = {"alias": taken.alias, "source": taken.source}
+    draft.emit("model", taken.model, "load", data=data)
+    reason = _refuse_load(draft.state, others)
+    if reason:
+        _refuse(draft, taken.model, reason)
+        return
+    draft.ask(ValidateArtifact(model=taken.model, source=taken.source))
+
+
+def _refuse_load(state: State, others: list[ModelState]) -> str:
+    if state.closing:
+        return "the engine is closing"
+    if state.device.state != "serving":
+        return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
+    if others:
+        held = ", ".join(f"model/{m.number} ({m.alias!r}, {m.state})" for m in others)
+        return f"one model at a time (several resident models are C3): unload {held} first"
+    return ""
+
+
+def _refuse(draft: Draft, number: int, reason: str) -> None:
+    """End a load that touched nothing: failed, and clean at once."""
+    draft.emit("model", number, "refuse", data={"reason": reason})
+    draft.emit("model", number, "clean")
+
+
+def refused(draft: Draft, taken: ArtifactRefused) -> None:
+    """End a load whose artifact is not good."""
+    model = draft.state.models.get(taken.model)
+    if model is not None and model.state == "validating":
+        _refuse(draft, taken.model, taken.reason)
+
+
+def validated(draft: Draft, taken: ArtifactValidated) -> None:
+    """Check that the artifact fits the device and the limits, then have it configured."""
+    state = draft.state
+    model = state.models.get(taken.model)
+    if model is None or model.state != "validating":
+        return
+    reason = "the engine is closing" if state.closing else refuse_artifact(state, taken)
+    if reason:
+        _refuse(draft, taken.model, reason)
+        return
+    generation = state.next_generation
+    count = state.limits.buffers_per_submodel
+    buffers = [
+        [submodel.name, submodel.task, state.next_buffer + index * count, count]
+        for index, submodel in enumerate(taken.submodels)
+    ]
+    data = {"lanes": [state.next_lane, taken.lane_count], "buffers": buffers}
+    draft.emit("model", taken.model, "accept", generation=generation, data=data)
+    draft.ask(
+        ConfigureModel(
+            model=taken.model,
+            epoch=state.device.epoch,
+            generation=generation,
+            lane_first=model.lane_first,
+            lane_count=model.lane_count,
+            buffers=model.buffers,
+            trials=taken.trials,
+            timeout_ns=state.limits.configure_timeout_ns,
+        )
+    )
+
+
+def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
+    """Return why an artifact cannot run here, or "" (R9.1.
+
+    Over-commit is refused before anything is configured).
+    """
+    if len(taken.chip_bytes) > len(taken.chips):
+        return f"it needs {len(taken.chip_bytes)} chips, the device has {len(taken.chips)}"
+    for index, (need, chip) in enumerate(zip(taken.chip_bytes, taken.chips, strict=False)):
+        free = chip.total_bytes - chip.used_bytes
+        if need > free:
+            return f"chip {index} needs {need} bytes, {free} of {chip.total_bytes} are free"
+    for task in ("prefill", "decode"):
+        if not any(submodel.task == task for submodel in taken.submodels):
+            return f"it has no {task} submodel"
+    batch_max = max(submodel.batch_max for submodel in taken.submodels)
+    lanes_min = state.limits.inflight_jobs_max * batch_max
+    if taken.lane_count < lanes_min:
+        return f"it has {taken.lane_count} lanes, in-flight x batch needs {lanes_min}"
+    if not taken.trials:
+        return "it has nothing to run before it serves (golden, warm-up): pack it again"
+    return ""
+
+
+def configured(draft: Draft, taken: ModelConfigured) -> None:
+    """Bring lanes and buffers of the new generation into being.
+
+    Golden and warm-up follow by planning.
+    """
+    model = draft.state.models.get(taken.model)
+    if model is None or model.state != "configuring":
+        return
+    data = {"device_generation": taken.device_generation, "device_epoch": taken.device_epoch}
+    draft.emit("model", taken.model, "configure", generation=model.generation, data=data)
+    if draft.state.closing:
+        fail_load(draft, model, "the engine is closing")
+
+
+def configure_failed(draft: Draft, taken: ConfigureFailed) -> None:
+    """End a load that the device refused (row 17)."""
+    model = draft.state.models.get(taken.model)
+    if model is not None and model.state == "configuring":
+        fail_load(draft, model, f"configure failed with {taken.code:#06x}: {taken.reason}")
+
+
+def publish(draft: Draft, model: ModelState) -> None:
+    """Make the generation visible under its alias: one event, after golden and warm-up (E21)."""
+    data = {"alias": model.alias}
+    draft.emit("model", model.number, "publish", generation=model.generation, data=data)
+    draft.ask(PublishModel(model=model.number, generation=model.generation))
+
+
+def fail_load(draft: Draft, model: ModelState, reason: str) -> None:
+    """Give up a load that has the device, and have its memory given back (G6, row 18)."""
+    lanes = [n for n, lane in draft.state.lanes.items() if lane.model == model.number]
+    suspect(draft, [n for n in lanes if draft.state.lanes[n].state == "ready"], reason=reason)
+    data = {"reason": reason, "release": True}
+    draft.emit("model", model.number, "fail", generation=model.generation, data=data)
+    draft.ask(ReleaseModel(model=model.number, generation=model.generation))

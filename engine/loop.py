@@ -1,0 +1,527 @@
+"""The engine: take, decide, record, evolve, act (architecture chapter 4).
+
+Theory of operation. One inbox, one thread that changes state. Inputs that wait together are decided
+one after the other, made durable in one transaction, and only then seen by anybody: effects,
+deliveries, subscribers and snapshots wait for the commit (decision 4). A failed commit or a bug
+stops the engine before any effect of that transaction began; its journal is kept. With
+``threads=False`` the same code runs inside ``step()``: one input if there is one, else one effect,
+else one piece of device work, else it says that it is idle. This file and inbox.py, stream.py,
+clock.py are the shell: they hold no rule about requests, lanes or models.
+"""
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from types import TracebackType
+from typing import Self
+
+from laneway.engine.clock import Clock, wall_clock_ns
+from laneway.engine.decide import decide
+from laneway.engine.effects import Conclude, Deliver, Effect
+from laneway.engine.errors import (
+    EngineClosedError,
+    InternalError,
+    JournalError,
+    JournalFormatError,
+    LanewayError,
+    ModelError,
+    RequestRejectedError,
+)
+from laneway.engine.inbox import Inbox
+from laneway.engine.inputs import (
+    CancelRequested,
+    CloseRequested,
+    EngineStarted,
+    Input,
+    LoadRequested,
+    RequestSubmitted,
+    TimePassed,
+    UnloadRequested,
+)
+from laneway.engine.limits import Limits
+from laneway.engine.ports import DevicePort, JournalPort, Step, TextPort
+from laneway.engine.request import Request
+from laneway.engine.sampling import Sampling
+from laneway.engine.snapshot import Health, ModelView, RequestView, Snapshot, take_snapshot
+from laneway.engine.state import State, fold, initial_state
+from laneway.engine.stream import Stream
+from laneway.engine.subscription import Subscription
+from laneway.engine.timing import next_wake_ns
+
+LOG = logging.getLogger("laneway.engine")
+SECOND_NS = 1_000_000_000
+
+
+class Engine:
+    """Serve models on one device, with every step in a journal.
+
+    ``threads=False`` gives the same engine stepped by hand; by default it has threads unless the
+    device's clock is virtual. ``clock`` defaults to the device's. The engine owns device and
+    journal from here on and closes both.
+
+    Raises: JournalError when the journal is damaged or holds requests without an ending;
+    DeviceError. Source: R5.1, E30, interfaces (Python).
+    """
+
+    def __init__(
+        self,
+        *,
+        device: DevicePort,
+        journal: JournalPort,
+        limits: Limits | None = None,
+        threads: bool | None = None,
+        clock: Clock | None = None,
+        wall_clock: Callable[[], int] = wall_clock_ns,
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+    ) -> None:
+        self._device = device
+        self._journal = journal
+        self._clock = clock if clock is not None else device.clock
+        self._threads = threads = not device.virtual if threads is None else threads
+        self._draw_seed = draw_seed
+        self._state, offset_ns = _open_journal(journal, wall_clock())
+        self._offset_ns = offset_ns - self._clock.now_ns()
+        chosen = limits if limits is not None else Limits()
+        self._inbox = Inbox(chosen.inbox_inputs_max)
+        self._batch_max = chosen.step_batch_max
+        self._outbox: deque[Effect] = deque()
+        self._visible = threading.Condition(threading.RLock())
+        self._streams: dict[int, Stream] = {}
+        self._models_of: dict[int, int] = {}
+        self._failures: dict[int, str] = {}
+        self._subscriptions: list[Subscription] = []
+        self._next_request = self._state.next_request
+        self._next_model = self._state.next_model
+        self._failure: BaseException | None = None
+        self._ended = False
+        started = EngineStarted(
+            wall_clock_ns=wall_clock(),
+            code_version=_code_version(),
+            journal_tokens=journal.tokens,
+            limits=chosen,
+            device=device.describe(),
+        )
+        self._take([started])
+        device.start(self._inbox.post, threads=threads)
+        self._thread: threading.Thread | None = None
+        if threads:
+            self._thread = threading.Thread(target=self._run, name="laneway-engine", daemon=True)
+            self._thread.start()
+
+    # ------------------------------------------------------------------ the loop
+
+    def step(self) -> bool:
+        """Do one thing: an input, else an effect, else device work; return False when idle.
+
+        Raises: EngineClosedError when the engine runs on threads of its own or has failed.
+        """
+        if self._threads:
+            raise EngineClosedError("this engine runs on its own threads: do not step it")
+        self._check_failure()
+        taken = self._inbox.take(1)
+        if not taken and self._is_time():
+            taken = [TimePassed()]
+        if taken:
+            self._guarded(lambda: self._take(taken))
+            return True
+        if self._outbox:
+            self._guarded(lambda: self._act(self._outbox.popleft()))
+            return True
+        return self._device.step()
+
+    def run_until_idle(self) -> None:
+        """Step until nothing is left to do without letting time pass."""
+        while self.step():
+            pass
+
+    def advance(self) -> bool:
+        """Do one thing, or let device time pass to the next event or instant the engine waits for.
+
+        Returns False when nothing will ever happen by itself any more.
+        """
+        if self.step():
+            return True
+        wake_ns = next_wake_ns(self._state)
+        until_ns = None if wake_ns is None else wake_ns - self._offset_ns
+        return self._device.advance(until_ns)
+
+    def _run(self) -> None:
+        """Be the engine thread: take what waits, or sleep until something arrives or is due."""
+        while not self._ended:
+            taken = self._inbox.take(self._batch_max)
+            if not taken and self._is_time():
+                taken = [TimePassed()]
+            if not taken:
+                self._inbox.wait(self._sleep_s())
+                continue
+            try:
+                self._guarded(lambda taken=taken: self._take(taken))  # type: ignore[misc]
+                while self._outbox:
+                    self._guarded(lambda: self._act(self._outbox.popleft()))
+            except Exception:
+                return  # logged and told to everybody by _guarded
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do a piece of engine work; a failure of it stops the engine, which everybody is told."""
+        try:
+            work()
+        except Exception as failure:
+            LOG.critical(
+                "engine stopped at step %d: %s",
+                self._state.step,
+                failure,
+                exc_info=not isinstance(failure, LanewayError),
+            )
+            self._fail(failure)
+            raise
+
+    def _take(self, taken: list[Input]) -> None:
+        """Decide and evolve, make durable in one transaction, then let it be seen."""
+        steps: list[Step] = []
+        effects: list[Effect] = []
+        with self._visible:
+            for one in taken:
+                at_ns = max(self._now_ns(), self._state.now_ns)
+                decision = decide(self._state, one, at_ns)
+                steps.append(
+                    Step(step=self._state.step, at_ns=at_ns, taken=one, events=decision.events)
+                )
+                effects.extend(decision.effects)
+            self._journal.append(steps)
+            self._outbox.extend(effects)
+            for step in steps:
+                self._show(step)
+            self._visible.notify_all()
+
+    def _show(self, step: Step) -> None:
+        """Let waiters and subscribers see a durable step."""
+        for event in step.events:
+            if event.machine == "model" and event.dest == "failed":
+                self._failures[event.entities[0]] = str(event.data.get("reason", "abandoned"))
+            elif event.machine == "device" and event.trigger == "close":
+                self._ended = True
+        for subscription in self._subscriptions:
+            subscription.put(step)
+
+    def _act(self, effect: Effect) -> None:
+        """Carry out one effect: clients here, the device on its own workers."""
+        if isinstance(effect, Deliver):
+            self._deliver(effect)
+        elif isinstance(effect, Conclude):
+            self._conclude(effect)
+        else:
+            self._device.execute(effect)
+
+    def _deliver(self, effect: Deliver) -> None:
+        stream = self._streams[effect.request]
+        text = self._device.text(self._models_of[effect.request])
+        stream.deliver(effect.position, effect.token, text.take(effect.request, effect.position))
+
+    def _conclude(self, effect: Conclude) -> None:
+        stream = self._streams.pop(effect.request)
+        model = self._models_of.pop(effect.request, None)
+        text = self._text_of(model)
+        rest = "" if text is None else text.finish(effect.request)
+        stream.conclude(effect, rest)
+
+    def _now_ns(self) -> int:
+        return self._clock.now_ns() + self._offset_ns
+
+    def _is_time(self) -> bool:
+        wake_ns = next_wake_ns(self._state)
+        return wake_ns is not None and wake_ns <= self._now_ns()
+
+    def _sleep_s(self) -> float | None:
+        wake_ns = next_wake_ns(self._state)
+        if wake_ns is None:
+            return None
+        return self._clock.real_seconds(max(wake_ns - self._now_ns(), 0))
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, request: Request) -> Stream:
+        """Hand in a request; return its stream at once.
+
+        A refusal by admission is the stream's ending, not an exception here.
+
+        Raises: EngineClosedError; RequestRejectedError when the inbox is full, or the prompt or a
+        stop string cannot be turned into tokens.
+        """
+        self._check_failure()
+        model = self.model_number(request.model)
+        prompt = self._tokenise(request, model)
+        made: list[Stream] = []
+
+        def number() -> Input:
+            taken = self._number_request(request, prompt)
+            made.append(self._open_stream(taken, request, model))
+            return taken
+
+        self._inbox.ask(number)
+        return made[0]
+
+    def _tokenise(self, request: Request, model: int | None) -> tuple[int, ...]:
+        if not isinstance(request.prompt, str):
+            return tuple(request.prompt)
+        text = self._text_of(model)
+        if text is None:
+            return ()
+        try:
+            return text.encode(request.prompt)
+        except ValueError as refused:
+            raise RequestRejectedError(str(refused), reason="prompt", http_status=400) from refused
+
+    def _text_of(self, model: int | None) -> TextPort | None:
+        """Return the text side of a model; None for a model that is unknown or just went away."""
+        if model is None:
+            return None
+        try:
+            return self._device.text(model)
+        except KeyError:
+            return None
+
+    def _number_request(self, request: Request, prompt: tuple[int, ...]) -> RequestSubmitted:
+        sampling = request.sampling
+        if sampling.seed is None:
+            sampling = _with_seed(sampling, self._draw_seed())
+        deadline_ns = None
+        if request.deadline_s is not None:
+            deadline_ns = self._now_ns() + int(request.deadline_s * SECOND_NS)
+        return RequestSubmitted(
+            request=self._next_request,
+            alias=request.model,
+            prompt=prompt,
+            max_tokens=request.max_tokens,
+            sampling=sampling,
+            stop=request.stop,
+            ignore_eos=request.ignore_eos,
+            deadline_ns=deadline_ns,
+            client_id=request.client_id,
+        )
+
+    def _open_stream(self, taken: RequestSubmitted, request: Request, model: int | None) -> Stream:
+        text = self._text_of(model)
+        if text is not None and model is not None:
+            try:
+                text.open(taken.request, stop=request.stop)
+            except ValueError as refused:
+                raise RequestRejectedError(
+                    str(refused), reason="stop", http_status=400
+                ) from refused
+            self._models_of[taken.request] = model
+        stream = Stream(
+            taken.request,
+            prompt=taken.prompt,
+            has_text=text is not None and text.has_text,
+            client_id=request.client_id,
+            cancel=self.cancel,
+            drive=None if self._threads else self._drive,
+        )
+        self._streams[taken.request] = stream
+        self._next_request += 1
+        return stream
+
+    def cancel(self, request: int) -> None:
+        """Ask for a request's end; idempotent, also for requests that have ended."""
+        if self._ended:
+            return
+        self._inbox.ask(lambda: CancelRequested(request=request))
+
+    # ------------------------------------------------------------------ models
+
+    def load(self, alias: str, source: str) -> int:
+        """Load an artifact and serve it as ``alias``; return the model's number once it is ready.
+
+        Raises: ModelError with the reason; EngineClosedError.
+        """
+        made: list[int] = []
+
+        def number() -> Input:
+            made.append(self._next_model)
+            self._next_model += 1
+            return LoadRequested(model=made[0], alias=alias, source=str(source))
+
+        self._check_failure()
+        self._inbox.ask(number)
+        self._wait_for(lambda: made[0] in self._failures or self._is_ready(made[0]))
+        if made[0] in self._failures:
+            raise ModelError(f"model {alias!r} was not loaded: {self._failures[made[0]]}")
+        return made[0]
+
+    def unload(self, alias: str) -> None:
+        """Drain a model, release it and check that its memory came back.
+
+        Raises: ModelError if no such model is served or its release could not be verified.
+        """
+        number = self.model_number(alias)
+        if number is None:
+            raise ModelError(f"no model {alias!r} is served")
+        self._inbox.ask(lambda: UnloadRequested(model=number))
+        self._wait_for(lambda: number not in self._state.models or number in self._failures)
+        if number in self._failures:
+            raise ModelError(f"model {alias!r} was not unloaded: {self._failures[number]}")
+
+    def model_number(self, alias: str) -> int | None:
+        """Return the number of the model that serves an alias, or None."""
+        with self._visible:
+            return self._state.aliases.get(alias)
+
+    def _is_ready(self, number: int) -> bool:
+        model = self._state.models.get(number)
+        return model is not None and model.state == "ready"
+
+    # ------------------------------------------------------------------ looking
+
+    def models(self) -> tuple[ModelView, ...]:
+        """Return the models that hold or want something on the device."""
+        return self.snapshot().models
+
+    def requests(self) -> tuple[RequestView, ...]:
+        """Return the live requests."""
+        return self.snapshot().requests
+
+    def snapshot(self) -> Snapshot:
+        """Return an immutable picture of the state after the last durable step."""
+        with self._visible:
+            return take_snapshot(self._state)
+
+    def subscribe(self, *, steps_max: int = 4096) -> Subscription:
+        """Return the durable steps from here on, as they become visible."""
+        subscription = Subscription(steps_max, forget=self._subscriptions.remove)
+        with self._visible:
+            self._subscriptions.append(subscription)
+        return subscription
+
+    def ready(self) -> bool:
+        """Return whether a request would be served now (E29)."""
+        return self.health().ready
+
+    def health(self) -> Health:
+        """Return liveness and readiness with the reason (E29)."""
+        with self._visible:
+            alive = self._failure is None and not self._ended
+            return take_snapshot(self._state).health(alive=alive, failure=self._failure)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self, *, drain: bool = True, timeout_s: float | None = None) -> None:
+        """Close the engine, then device and journal; idempotent.
+
+        With ``drain`` admitted requests are finished first; when ``timeout_s`` is over they are
+        cancelled. What the device has in flight is always waited for, and a hang is bounded by the
+        hang rule (E16).
+        """
+        if self._failure is None and not self._ended:
+            self._inbox.ask(lambda: CloseRequested(drain=drain))
+            if not self._wait_for(lambda: self._ended, timeout_s=timeout_s if drain else None):
+                self._inbox.ask(lambda: CloseRequested(drain=False))
+                self._wait_for(lambda: self._ended)
+        self._inbox.close()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        while self._outbox and self._failure is None:
+            self._act(self._outbox.popleft())
+        self._device.stop()
+        self._journal.close()
+
+    def __enter__(self) -> Self:
+        """Return the running engine."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; drain only when the block ended well."""
+        self.close(drain=failure is None)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _wait_for(self, done: Callable[[], bool], *, timeout_s: float | None = None) -> bool:
+        """Wait until ``done``, driving the engine if it is stepped; return False after the time."""
+        if not self._threads:
+            end_ns = None if timeout_s is None else self._now_ns() + int(timeout_s * SECOND_NS)
+            while not done():
+                if end_ns is not None and self._now_ns() >= end_ns:
+                    return False
+                self._drive()
+            return True
+        with self._visible:
+            in_time = self._visible.wait_for(
+                lambda: done() or self._failure is not None, timeout=timeout_s
+            )
+        self._check_failure()
+        return in_time
+
+    def _drive(self) -> None:
+        """Move a stepped engine on, or say why it cannot move by itself."""
+        if not self.advance():
+            raise EngineClosedError(
+                "the engine is idle and device time does not move by itself: step the device"
+            )
+
+    def _check_failure(self) -> None:
+        if self._failure is not None:
+            raise EngineClosedError(
+                f"the engine stopped: {self._failure}; its journal is kept"
+            ) from self._failure
+
+    def _fail(self, failure: BaseException) -> None:
+        """Stop for good: no effect of the failed transaction begins, and every waiter is told."""
+        with self._visible:
+            self._failure = failure
+            self._ended = True
+            self._outbox.clear()
+            self._visible.notify_all()
+        self._inbox.close(failure)
+        for stream in list(self._streams.values()):
+            stream.break_off(failure)
+        self._streams.clear()
+
+
+def _with_seed(sampling: Sampling, seed: int) -> Sampling:
+    return Sampling(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seed,
+    )
+
+
+def _open_journal(journal: JournalPort, wall_ns: int) -> tuple[State, int]:
+    """Fold what the journal has; return the state and the engine time now (decision 9)."""
+    state = initial_state()
+    anchor_wall_ns = 0
+    anchor_ns = 0
+    for step in journal.read():
+        try:
+            fold(state, step)
+        except InternalError as damage:
+            raise JournalFormatError(f"step {step.step} does not follow: {damage}") from damage
+        if isinstance(step.taken, EngineStarted):
+            anchor_wall_ns = step.taken.wall_clock_ns
+            anchor_ns = step.at_ns
+    if state.requests:
+        numbers = ", ".join(f"request/{number}" for number in sorted(state.requests)[:5])
+        raise JournalError(
+            f"{len(state.requests)} requests in the journal have no ending ({numbers}, …):"
+            " take another file"
+        )
+    if state.step == 0:
+        return state, 0
+    last_wall_ns = anchor_wall_ns + state.now_ns - anchor_ns
+    return state, state.now_ns + max(0, wall_ns - last_wall_ns)
+
+
+def _code_version() -> str:
+    try:
+        return version("laneway")
+    except PackageNotFoundError:
+        return "not installed"

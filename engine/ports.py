@@ -1,0 +1,137 @@
+"""The protocols that the engine owns and adapters implement."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import attrs
+
+from laneway.engine.clock import Clock
+from laneway.engine.effects import DeviceEffect
+from laneway.engine.inputs import DeviceFacts, Input
+from laneway.statemachines import Event
+
+
+@attrs.frozen(kw_only=True)
+class Step:
+    """One input with its events: the unit of the journal.
+
+    ``step`` counts from 1; ``at_ns`` is engine time.
+    """
+
+    step: int
+    at_ns: int
+    taken: Input
+    events: tuple[Event, ...]
+
+
+class TextPort(Protocol):
+    """Tokens from text and text from tokens for one artifact (architecture decision 12).
+
+    Thread-safe.
+    """
+
+    @property
+    def has_text(self) -> bool:
+        """Whether tokens have text here; without a tokenizer they are ids only."""
+        ...
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a prompt. Raises: ValueError for text that has no tokens here."""
+        ...
+
+    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
+        """Begin a request's text, or rebuild it from the tokens it already has."""
+        ...
+
+    def push(self, request: int, position: int, token: int) -> bool:
+        """Take one generated token in order; return True when a stop string is now complete."""
+        ...
+
+    def take(self, request: int, position: int) -> str:
+        """Return the text that the token at ``position`` released."""
+        ...
+
+    def finish(self, request: int) -> str:
+        """Return the text held back so far and forget the request."""
+        ...
+
+    def drop(self, request: int) -> None:
+        """Forget the request."""
+        ...
+
+
+class DevicePort(Protocol):
+    """A device that carries out effects and answers with inputs.
+
+    With ``threads`` the port works on threads of its own and calls ``post`` from them. Without, it
+    works only inside ``step`` and device time moves only inside ``advance`` (E30: the same code
+    runs both ways).
+    """
+
+    @property
+    def clock(self) -> Clock:
+        """The clock all instants of this device are on; the engine uses it too."""
+        ...
+
+    @property
+    def virtual(self) -> bool:
+        """Whether the device is meant to be stepped by an engine without threads."""
+        ...
+
+    def describe(self) -> DeviceFacts:
+        """Return what the device says of itself. Raises: DeviceError."""
+        ...
+
+    def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
+        """Begin to work."""
+        ...
+
+    def execute(self, effect: DeviceEffect) -> None:
+        """Take one effect for execution; never blocks, never raises for a device's failure."""
+        ...
+
+    def step(self) -> bool:
+        """Do one piece of waiting work, if any (without threads only).
+
+        Return whether something was done.
+        """
+        ...
+
+    def advance(self, until_ns: int | None) -> bool:
+        """Let device time pass to its next event, at most to ``until_ns`` (stepped devices only).
+
+        Returns False when nothing happens by itself any more and ``until_ns`` is None.
+        """
+        ...
+
+    def text(self, model: int) -> TextPort:
+        """Return the text side of a validated artifact (decision 21).
+
+        Raises: KeyError for an unknown model.
+        """
+        ...
+
+    def stop(self) -> None:
+        """End the threads; after the device was closed or abandoned."""
+        ...
+
+
+class JournalPort(Protocol):
+    """What remembers: append-only steps, one transaction per call (architecture chapter 6)."""
+
+    @property
+    def tokens(self) -> str:
+        """``full`` or ``digest`` (decision 5)."""
+        ...
+
+    def append(self, steps: Sequence[Step]) -> None:
+        """Make the steps durable, all or none. Raises: JournalWriteError."""
+        ...
+
+    def read(self, *, first: int = 1, last: int | None = None) -> Iterator[Step]:
+        """Return the steps in order. Raises: JournalFormatError."""
+        ...
+
+    def close(self) -> None:
+        """Checkpoint and give the owner lock back; idempotent."""
+        ...

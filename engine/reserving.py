@@ -1,0 +1,54 @@
+"""KV lanes: roll back, suspect, evict (R7, E17, E19).
+
+Reserve and commit stand where jobs are planned and completed.
+
+The engine's word on a lane comes first; the device's bank follows through operations that are due:
+COMMIT and ROLLBACK ride with the lane's next job, and eviction sends what is due together with
+RELEASE at once (decision 20).
+"""
+
+from collections.abc import Sequence
+
+from laneway.engine.draft import Draft
+from laneway.engine.effects import ApplyKv, KvOperation
+from laneway.engine.state import JobState
+
+
+def rollback(draft: Draft, job: JobState, *, applied: bool) -> None:
+    """Undo a job's reservations; ``applied``: the device bank has seen them."""
+    lanes = [row.lane for row in job.rows if draft.state.lanes[row.lane].state == "reserved"]
+    if lanes:
+        draft.emit("lane", lanes, "rollback", generation=job.generation, data={"applied": applied})
+
+
+def suspect(draft: Draft, lanes: Sequence[int], *, reason: str) -> None:
+    """Declare that nobody knows what the device holds for these lanes (R7.5, G14)."""
+    known = [number for number in lanes if draft.state.lanes[number].state != "unknown"]
+    if known:
+        generation = draft.state.lanes[known[0]].generation
+        draft.emit_each("lane", known, "suspect", generation=generation, data={"reason": reason})
+
+
+def evict_if_idle(draft: Draft, number: int) -> None:
+    """Give a lane back whose owner has ended, unless a job still names it.
+
+    (E19) or it is unknown.
+    """
+    lane = draft.state.lanes[number]
+    if lane.state != "ready":
+        return
+    operations = (
+        *lane.due,
+        KvOperation(
+            verb="RELEASE",
+            lane=number,
+            from_tokens=lane.length_tokens,
+            to_tokens=0,
+            transaction=0,
+        ),
+    )
+    epoch = draft.state.device.epoch
+    generation = lane.generation
+    model = lane.model
+    draft.emit("lane", number, "evict", generation=generation)
+    draft.ask(ApplyKv(model=model, epoch=epoch, generation=generation, operations=operations))

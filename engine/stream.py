@@ -1,0 +1,199 @@
+"""A caller's end of one request: deltas as they become durable, then one result.
+
+Filled by the engine thread, read by the caller's thread or event loop; when the engine is stepped
+by hand, reading drives it. A stream holds at most the request's own ``max_tokens`` deltas, so a
+slow reader costs bounded memory and never blocks the engine.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from laneway.engine.effects import Conclude
+from laneway.engine.errors import (
+    DeadlineExpiredError,
+    EngineClosedError,
+    LanewayError,
+    RequestCancelledError,
+    RequestError,
+    RequestLostError,
+    RequestRejectedError,
+)
+from laneway.engine.request import Delta, Result, Usage
+
+SECOND_NS = 1_000_000_000
+
+
+class Stream:
+    """Iterate over the deltas of one request; ``result()`` gives its ending.
+
+    Iteration raises the request's error after its last delta, so that a failed stream never looks
+    finished; a request its own caller cancelled just ends.
+    """
+
+    def __init__(
+        self,
+        request: int,
+        *,
+        prompt: tuple[int, ...],
+        has_text: bool,
+        client_id: str | None,
+        cancel: Callable[[int], None],
+        drive: Callable[[], None] | None,
+    ) -> None:
+        self.request = request
+        self.client_id = client_id
+        self._prompt = prompt
+        self._has_text = has_text
+        self._cancel = cancel
+        self._drive = drive
+        self._changed = threading.Condition(threading.Lock())
+        self._unread: deque[Delta] = deque()
+        self._tokens: list[int] = []
+        self._text: list[str] = []
+        self._result: Result | None = None
+        self._broken: LanewayError | None = None
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    def cancel(self) -> None:
+        """Ask the engine to end the request; idempotent."""
+        self._cancel(self.request)
+
+    def result(self, timeout_s: float | None = None) -> Result:
+        """Wait for the ending and return it; the request's error, if any, is in it.
+
+        Raises: EngineClosedError if the engine ends first; TimeoutError.
+        """
+        while self._drive is not None and not self._over():
+            self._drive()
+        with self._changed:
+            if not self._changed.wait_for(self._over, timeout=timeout_s):
+                raise TimeoutError(f"request/{self.request} has not ended in {timeout_s} s")
+            if self._result is None:
+                assert self._broken is not None
+                raise self._broken
+            return self._result
+
+    def __iter__(self) -> Iterator[Delta]:
+        """Yield deltas until the ending."""
+        while True:
+            while self._drive is not None and not self._unread and not self._over():
+                self._drive()
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._unread) or self._over())
+                delta = self._unread.popleft() if self._unread else None
+            if delta is None:
+                self._finish_reading()
+                return
+            yield delta
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        """Yield deltas until the ending, without blocking the event loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if self._drive is not None and not self._unread and not self._over():
+                self._drive()
+                await asyncio.sleep(0)
+                continue
+            with self._changed:
+                delta = self._unread.popleft() if self._unread else None
+                over = self._over()
+                arrival = loop.create_future() if delta is None and not over else None
+                if arrival is not None:
+                    self._waiters.append((loop, arrival))
+            if arrival is not None:
+                await arrival
+            elif delta is not None:
+                yield delta
+            else:
+                self._finish_reading()
+                return
+
+    def _finish_reading(self) -> None:
+        if self._result is None:
+            assert self._broken is not None
+            raise self._broken
+        if self._result.finish_reason != "cancelled":
+            self._result.raise_for_error()
+
+    def _over(self) -> bool:
+        return self._result is not None or self._broken is not None
+
+    # ------------------------------------------------------------ the engine's side
+
+    def deliver(self, position: int, token: int, text: str) -> None:
+        """Add one durable token (engine thread)."""
+        with self._changed:
+            self._tokens.append(token)
+            self._add(Delta(position=position, token=token, text=text))
+
+    def conclude(self, ending: Conclude, text: str) -> None:
+        """Add what text was held back, and the ending (engine thread)."""
+        with self._changed:
+            if text:
+                self._add(Delta(position=len(self._tokens), token=None, text=text))
+            self._result = Result(
+                request=self.request,
+                tokens=tuple(self._tokens),
+                prompt=self._prompt,
+                text="".join(self._text) if self._has_text else None,
+                finish_reason=ending.finish_reason,
+                usage=Usage(
+                    prompt_tokens=ending.prompt_tokens,
+                    completion_tokens=ending.completion_tokens,
+                ),
+                error=_error_of(ending),
+            )
+            self._tell()
+
+    def break_off(self, cause: BaseException) -> None:
+        """End the stream because the engine ended (engine thread)."""
+        with self._changed:
+            if self._over():
+                return
+            broken = EngineClosedError(f"the engine ended before request/{self.request}: {cause}")
+            broken.__cause__ = cause
+            self._broken = broken
+            self._tell()
+
+    def _add(self, delta: Delta) -> None:
+        self._text.append(delta.text)
+        self._unread.append(delta)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for loop, arrival in waiters:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(_arrive, arrival)
+
+
+def _arrive(arrival: asyncio.Future[None]) -> None:
+    if not arrival.done():
+        arrival.set_result(None)
+
+
+def _error_of(ending: Conclude) -> RequestError | None:
+    """Turn an ending that is a value in the core into the error its caller gets."""
+    if ending.finish_reason in ("stop", "length"):
+        return None
+    number = ending.request
+    message = f"request/{number}: {ending.message or ending.kind}"
+    if ending.finish_reason == "cancelled":
+        return RequestCancelledError(f"request/{number} was cancelled", request=number)
+    if ending.finish_reason == "deadline":
+        return DeadlineExpiredError(message, request=number)
+    if ending.admitted and ending.kind != "parameters":
+        return RequestLostError(message, request=number)
+    retry_after_s = None
+    if ending.retry_after_ns is not None:
+        retry_after_s = ending.retry_after_ns / SECOND_NS
+    return RequestRejectedError(
+        message,
+        reason=ending.kind,
+        http_status=ending.http_status,
+        retry_after_s=retry_after_s,
+        request=number,
+    )

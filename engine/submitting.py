@@ -1,0 +1,122 @@
+"""What the submit thread answered.
+
+Accepted, refused, doubtful, or KV not applied (R2.5, R7.4, R14.2, D6, G13).
+
+A refusal costs the job, not the request: the request is tried again in a new job until its retries
+are spent. Capacity codes are tried again after a back-off (row 2 of the ladder); refusals in a row,
+stale epochs and device codes end in the device's end state.
+"""
+
+from laneway.engine.draft import Draft
+from laneway.engine.ending import fail
+from laneway.engine.faulting import lose_device
+from laneway.engine.inputs import (
+    JobProgressed,
+    KvApplyFailed,
+    SubmitAccepted,
+    SubmitDoubtful,
+    SubmitRefused,
+)
+from laneway.engine.reserving import evict_if_idle, rollback, suspect
+from laneway.engine.state import CAPACITY_CLASS, JobState
+
+CALLER_CLASS = 0x01
+JOB_CLASS = 0x06
+UNKNOWN_LANES_MAX_SHARE = 0.25
+"""Row 20 of the ladder: more unknown lanes than this share is a matter of the generation."""
+
+
+def accept(draft: Draft, taken: SubmitAccepted) -> None:
+    """Move job and buffer to submitted; nothing if the completion came first (G13)."""
+    job = draft.state.jobs.get(taken.job)
+    if job is not None and job.state == "planned":
+        mark_submitted(draft, job, taken.ticket)
+
+
+def mark_submitted(draft: Draft, job: JobState, ticket: int) -> None:
+    """Record that the device has the job."""
+    draft.emit("buffer", job.buffer, "submit", generation=job.generation)
+    draft.emit("job", job.number, "submit", generation=job.generation, data={"ticket": ticket})
+
+
+def doubt(draft: Draft, taken: SubmitDoubtful) -> None:
+    """Treat a submit that may have queued as in flight (row 4): its end quarantines the buffer."""
+    job = draft.state.jobs.get(taken.job)
+    if job is None or job.state != "planned":
+        return
+    draft.emit("buffer", job.buffer, "submit", generation=job.generation)
+    data = {"ticket": taken.ticket, "code": taken.code}
+    draft.emit("job", job.number, "doubt", generation=job.generation, data=data)
+
+
+def progress(draft: Draft, taken: JobProgressed) -> None:
+    """Record that a long job was seen running."""
+    job = draft.state.jobs.get(taken.job)
+    if job is not None and draft.state.buffers[job.buffer].state == "submitted":
+        data = {"phase": taken.phase}
+        draft.emit("buffer", job.buffer, "run", generation=job.generation, data=data)
+
+
+def refuse(draft: Draft, taken: SubmitRefused) -> None:
+    """Roll the job back and decide who pays for the refusal (rows 2, 3, 5, 15, 22)."""
+    job = draft.state.jobs.get(taken.job)
+    if job is None or job.state != "planned":
+        return
+    rollback(draft, job, applied=True)
+    _drop_job(draft, job, taken.code)
+    device = draft.state.device
+    limits = draft.state.limits
+    kind = taken.code >> 8
+    if kind == CAPACITY_CLASS:
+        if device.backoff_tries > limits.backoff_tries_max:
+            _fail_owners(draft, job, "device_busy", taken.reason, http_status=503)
+    elif kind == CALLER_CLASS:
+        _fail_owners(draft, job, "device_refused", taken.reason)
+    elif kind == JOB_CLASS:
+        _fail_owners(draft, job, "device_refused", taken.reason, after=limits.submit_retries_max)
+        if device.refusals_in_a_row >= limits.submit_refusals_in_a_row_max:
+            lose_device(draft, f"{device.refusals_in_a_row} refusals in a row: {taken.reason}")
+    else:
+        lose_device(draft, taken.reason)
+
+
+def refuse_kv(draft: Draft, taken: KvApplyFailed) -> None:
+    """Answer a KV list that was not applied, without loop or abort (R2.3, R7.7; rows 19 and 20)."""
+    state = draft.state
+    job = state.jobs.get(taken.job) if taken.job is not None else None
+    doubtful = taken.unknown or taken.operation in ("COMMIT", "RELEASE")
+    if job is not None and job.state == "planned":
+        rollback(draft, job, applied=False)
+        _drop_job(draft, job, taken.code)
+        _fail_owners(draft, job, "kv_apply", taken.reason, after=state.limits.kv_retries_max)
+    if not doubtful or taken.lane not in state.lanes:
+        return
+    lane = state.lanes[taken.lane]
+    if lane.state == "reserved":
+        return  # bound anew; the list of its own job will fail and be answered above
+    owner = state.requests.get(lane.owner or 0) if lane.origin == "request" else None
+    suspect(draft, [taken.lane], reason=taken.reason)
+    if owner is not None:
+        fail(draft, owner, "kv_unknown", f"its KV is in doubt: {taken.reason}")
+    of_model = [other for other in state.lanes.values() if other.model == lane.model]
+    unknown = sum(other.state == "unknown" for other in of_model)
+    if unknown > UNKNOWN_LANES_MAX_SHARE * len(of_model):
+        lose_device(draft, f"KV of {unknown} of {len(of_model)} lanes is in doubt: {taken.reason}")
+
+
+def _drop_job(draft: Draft, job: JobState, code: int) -> None:
+    draft.emit("buffer", job.buffer, "refuse", generation=job.generation)
+    draft.emit("job", job.number, "refuse", generation=job.generation, data={"code": code})
+
+
+def _fail_owners(
+    draft: Draft, job: JobState, kind: str, reason: str, *, after: int = 0, http_status: int = 500
+) -> None:
+    """End owners of a refused job whose retries are spent; give back lanes of ended ones."""
+    for row in job.rows:
+        request = draft.state.requests.get(row.owner) if job.origin == "request" else None
+        if request is not None and request.refusals > after:
+            message = f"job/{job.number} was refused ({request.refusals} times): {reason}"
+            fail(draft, request, kind, message, http_status=http_status)
+        elif request is None and job.origin == "request":
+            evict_if_idle(draft, row.lane)

@@ -1,0 +1,126 @@
+"""The chain: each row's hash covers the row before it, so a changed or missing row is found.
+
+Theory of operation. ``chain`` of a row is SHA-256 over the previous row's chain (32 bytes) and the
+row's stored values in column order: step, at_ns, input_kind, input, events. A value is one letter
+for its storage class, its length in bytes as an unsigned 64-bit integer, and the bytes: ``I`` for
+an integer (signed 64 bits), ``T`` for text (UTF-8); all integers big-endian. Before the first row
+stands the hash of ``meta``: a fixed label, then key and value of every row in order of the key,
+written the same way. Nothing is parsed to check a chain. It proves that what is there is what was
+written, up to the last row; it cannot know of rows cut off at the end.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import attrs
+
+from laneway.engine.errors import JournalFormatError
+
+CHAIN_BYTES = 32
+STORAGE_CLASSES = b"integer integer text text text blob"
+"""What ``typeof`` says of a row's six columns, in order."""
+
+_LABEL = b"laneway journal"
+_INTEGERS = struct.Struct(">cQqcQq")
+_HEAD = struct.Struct(">cQ")
+_COLUMNS = ("step", "at_ns", "input_kind", "input", "events", "chain")
+
+
+class RawRow(NamedTuple):
+    """One row as it is stored, before anything is believed of it: text and blobs are bytes."""
+
+    step: object
+    at_ns: object
+    input_kind: object
+    input: object
+    events: object
+    chain: object
+    storage_classes: object = STORAGE_CLASSES
+
+
+@attrs.frozen
+class Head:
+    """The end of a journal: its last step and instant (0 if there is none) and the chain there."""
+
+    step: int
+    at_ns: int
+    chain: bytes
+
+
+def meta_chain(rows: Iterable[tuple[str, str]]) -> bytes:
+    """Return the chain that the first row continues."""
+    parts = [_LABEL]
+    for key, value in sorted(rows):
+        for text in (key.encode(), value.encode()):
+            parts += (_HEAD.pack(b"T", len(text)), text)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def row_chain(
+    previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
+) -> bytes:
+    """Return the chain of a row."""
+    return hashlib.sha256(
+        b"".join(
+            (
+                previous,
+                _INTEGERS.pack(b"I", 8, step, b"I", 8, at_ns),
+                _HEAD.pack(b"T", len(kind)),
+                kind,
+                _HEAD.pack(b"T", len(taken)),
+                taken,
+                _HEAD.pack(b"T", len(events)),
+                events,
+            )
+        )
+    ).digest()
+
+
+def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
+    """Check that a row continues the chain; return the new head and kind, input and events.
+
+    Raises: JournalFormatError naming the step and what is wrong with it.
+    """
+    step, at_ns, kind, taken, events, chain, _ = row
+    if not (
+        row.storage_classes == STORAGE_CLASSES
+        and isinstance(step, int)
+        and isinstance(at_ns, int)
+        and isinstance(kind, bytes)
+        and isinstance(taken, bytes)
+        and isinstance(events, bytes)
+        and isinstance(chain, bytes)
+    ):
+        raise JournalFormatError(f"step {step!r}: {_wrong_class(row)}")
+    if step != head.step + 1:
+        raise JournalFormatError(_out_of_order(head, step))
+    if at_ns < head.at_ns:
+        raise JournalFormatError(f"step {step}: time falls from {head.at_ns} to {at_ns} ns")
+    if row_chain(head.chain, step, at_ns, kind, taken, events) != chain:
+        what = "meta or this row" if head.step == 0 else "the row"
+        raise JournalFormatError(
+            f"step {step}: {what} is not what was written (the chain does not match)"
+        )
+    return Head(step, at_ns, chain), kind, taken, events
+
+
+def _out_of_order(head: Head, step: int) -> str:
+    expected = head.step + 1
+    if step <= head.step:
+        return f"step {step}: stands after step {head.step}"
+    if step == expected + 1:
+        return f"step {expected} is missing"
+    return f"steps {expected} to {step - 1} are missing"
+
+
+def _wrong_class(row: RawRow) -> str:
+    found = row.storage_classes
+    names = found.decode("ascii", "replace").split() if isinstance(found, bytes) else []
+    for column, expected, name in zip(
+        _COLUMNS, STORAGE_CLASSES.decode().split(), names, strict=False
+    ):
+        if name != expected:
+            return f"column {column} is {name}, not {expected}"
+    return "the storage classes of its columns are not those of a journal"

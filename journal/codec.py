@@ -1,0 +1,269 @@
+"""Inputs and events as compact JSON, by an explicit table of names and versions.
+
+Theory of operation. A step is stored as three texts. ``input_kind`` is a name of the table below,
+the class name. ``input`` is an array: the version of that kind, then the fields in the order of the
+class, nested values as arrays of their fields. ``events`` is an array of events, each
+``[machine, entities, trigger, source, dest, epoch, generation, data?]``; entities are numbers and
+ranges (``ranges.py``), ``data`` is left out when it is empty and its keys are sorted, so one list
+of events has exactly one text.
+
+A kind changes by adding a field at its end and raising its version, also when the field belongs to
+a value inside it. Nothing is guessed when reading: an unknown name or version, a missing or extra
+field or a wrong type is a JournalFormatError. What is written is read back once before it is
+stored, so that a value of the wrong type stops the engine at the step that made it, and not the
+reader a week later. Arrays inside ``data`` come back as tuples.
+
+With ``tokens="digest"`` (architecture decision 5) a journal holds no text of a client and no tokens
+of a request: a prompt is ``{"count", "sha256"}`` (of its ids as little-endian signed 64-bit
+integers), stop strings are ``{"count"}``, a client's own id and a sampled token are null. Sampled
+tokens are not digested: the hash of one token is undone by trying the vocabulary. Reading gives as
+many NO_TOKEN ids and empty strings; that is enough to fold, not to decide again.
+"""
+
+import hashlib
+import struct
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import msgspec
+
+from laneway.engine import inputs
+from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
+from laneway.engine.inputs import NO_TOKEN, Input
+from laneway.journal.ranges import Item, compress, expand
+from laneway.journal.wire import Shape, value_shape
+from laneway.statemachines import Event
+from laneway.statemachines.event import NO_DATA
+
+TOKENS_MODES = ("full", "digest")
+PROMPT_TOKENS_MAX = 1 << 24
+"""Tokens a digest may stand for; a damaged count must not fill the memory."""
+
+KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
+    {
+        "EngineStarted": (1, inputs.EngineStarted),
+        "LoadRequested": (1, inputs.LoadRequested),
+        "ArtifactValidated": (1, inputs.ArtifactValidated),
+        "ArtifactRefused": (1, inputs.ArtifactRefused),
+        "ModelConfigured": (1, inputs.ModelConfigured),
+        "ConfigureFailed": (1, inputs.ConfigureFailed),
+        "ModelReleased": (1, inputs.ModelReleased),
+        "ReleaseFailed": (1, inputs.ReleaseFailed),
+        "UnloadRequested": (1, inputs.UnloadRequested),
+        "RequestSubmitted": (1, inputs.RequestSubmitted),
+        "CancelRequested": (1, inputs.CancelRequested),
+        "TimePassed": (1, inputs.TimePassed),
+        "InboxOverflowed": (1, inputs.InboxOverflowed),
+        "SubmitAccepted": (1, inputs.SubmitAccepted),
+        "SubmitRefused": (1, inputs.SubmitRefused),
+        "SubmitDoubtful": (1, inputs.SubmitDoubtful),
+        "KvApplyFailed": (1, inputs.KvApplyFailed),
+        "KvApplied": (1, inputs.KvApplied),
+        "JobProgressed": (1, inputs.JobProgressed),
+        "Completed": (1, inputs.Completed),
+        "DeviceFaulted": (1, inputs.DeviceFaulted),
+        "JobStalled": (1, inputs.JobStalled),
+        "HealthProbed": (1, inputs.HealthProbed),
+        "BufferRestored": (1, inputs.BufferRestored),
+        "RestoreFailed": (1, inputs.RestoreFailed),
+        "CloseRequested": (1, inputs.CloseRequested),
+        "DeviceClosed": (1, inputs.DeviceClosed),
+    }
+)
+
+
+class _PromptDigest(msgspec.Struct, forbid_unknown_fields=True):
+    count: int
+    sha256: str
+
+
+class _StopCount(msgspec.Struct, forbid_unknown_fields=True):
+    count: int
+
+
+class _WireEvent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    machine: str
+    entities: tuple[Item, ...]
+    trigger: str
+    source: str
+    dest: str
+    epoch: int
+    generation: int
+    data: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+
+
+@attrs.frozen
+class _Kind:
+    name: str
+    version: int
+    shape: Shape
+    decoder: msgspec.json.Decoder[Any]
+
+
+class Codec:
+    """Encoder and decoder of one journal; ``tokens`` is ``full`` or ``digest``."""
+
+    def __init__(self, tokens: str = "full") -> None:
+        """Compile the table. Raises: ConfigurationError for an unknown mode."""
+        if tokens not in TOKENS_MODES:
+            raise ConfigurationError(
+                f"journal tokens must be one of {', '.join(TOKENS_MODES)}, not {tokens!r}"
+            )
+        self.tokens = tokens
+        special = _DIGEST_FIELDS if tokens == "digest" else {}
+        self._kinds = {
+            name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()
+        }
+        self._kind_of = {cls: self._kinds[name] for name, (_, cls) in KINDS.items()}
+        self._encode = msgspec.json.Encoder(order="deterministic").encode
+        self._decode_events = msgspec.json.Decoder(tuple[_WireEvent, ...]).decode
+
+    def encode_input(self, taken: Input) -> tuple[str, bytes]:
+        """Return (name, JSON) of an input.
+
+        Raises: JournalWriteError for a class outside the table or a field of the wrong type.
+        """
+        kind = self._kind_of.get(type(taken))
+        if kind is None or kind.shape.to_wire is None:
+            raise JournalWriteError(f"{type(taken).__name__} is not an input the journal knows")
+        try:
+            text = self._encode(kind.shape.to_wire(taken))
+            kind.decoder.decode(text)
+        except _UNFIT as error:
+            raise JournalWriteError(f"input {kind.name} cannot be stored: {error}") from error
+        return kind.name, text
+
+    def decode_input(self, name: str, text: bytes) -> Input:
+        """Return the input. Raises: JournalFormatError."""
+        kind = self._kinds.get(name)
+        if kind is None or kind.shape.from_wire is None:
+            raise JournalFormatError(f"unknown input kind {name!r}: made by a newer laneway?")
+        try:
+            taken: Input = kind.shape.from_wire(kind.decoder.decode(text))
+        except _UNFIT as error:
+            raise JournalFormatError(_explain_input(kind, text, error)) from error
+        return taken
+
+    def encode_events(self, events: Sequence[Event]) -> bytes:
+        """Return the JSON of a step's events.
+
+        Raises: JournalWriteError for an event without entities or with data that is not JSON.
+        """
+        try:
+            return self._encode([_event_to_wire(event) for event in events])
+        except _UNFIT as error:
+            raise JournalWriteError(f"events cannot be stored: {error}") from error
+
+    def decode_events(self, text: bytes) -> tuple[Event, ...]:
+        """Return a step's events. Raises: JournalFormatError."""
+        try:
+            return tuple(map(_event_from_wire, self._decode_events(text)))
+        except _UNFIT as error:
+            raise JournalFormatError(f"events: {error}") from error
+
+
+_UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+"""What a value or a text that does not fit makes `msgspec` and the value classes raise."""
+
+
+def _compile(name: str, version: int, cls: type, special: Mapping[Any, Shape]) -> _Kind:
+    shape = value_shape(cls, special=special, version=version)
+    return _Kind(name, version, shape, msgspec.json.Decoder(shape.checked))
+
+
+def _explain_input(kind: _Kind, text: bytes, error: Exception) -> str:
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        found = None
+    if isinstance(found, list) and found and found[0] != kind.version:
+        return (
+            f"input {kind.name} has version {found[0]!r}, this laneway reads {kind.version}:"
+            " use the laneway that wrote it, or a newer one"
+        )
+    return f"input {kind.name}: {error}"
+
+
+# ---------------------------------------------------------------------------- events
+
+
+def _event_to_wire(event: Event) -> tuple[Any, ...]:
+    if not event.entities:
+        raise ValueError(f"{event.machine} {event.trigger} names no entity")
+    wire = (
+        event.machine,
+        compress(event.entities),
+        event.trigger,
+        event.source,
+        event.dest,
+        event.epoch,
+        event.generation,
+    )
+    return (*wire, dict(event.data)) if event.data else wire
+
+
+def _event_from_wire(wire: _WireEvent) -> Event:
+    if not wire.entities:
+        raise ValueError(f"{wire.machine} {wire.trigger} names no entity")
+    data = NO_DATA if wire.data is msgspec.UNSET else _frozen(wire.data)
+    return Event(
+        wire.machine,
+        expand(wire.entities),
+        wire.trigger,
+        wire.source,
+        wire.dest,
+        wire.epoch,
+        wire.generation,
+        data,
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """Return a decoded JSON value with its arrays as tuples; most arrays are of numbers only."""
+    if type(value) is list:
+        if list in map(type, value) or dict in map(type, value):
+            return tuple(map(_frozen, value))
+        return tuple(value)
+    if type(value) is dict:
+        return {key: _frozen(item) for key, item in value.items()}
+    return value
+
+
+# ---------------------------------------------------------------------------- digest
+
+
+def _digest_prompt(prompt: tuple[int, ...]) -> _PromptDigest:
+    packed = struct.pack(f"<{len(prompt)}q", *prompt)
+    return _PromptDigest(len(prompt), hashlib.sha256(packed).hexdigest())
+
+
+def _blank_prompt(digest: _PromptDigest) -> tuple[int, ...]:
+    return (NO_TOKEN,) * _bounded(digest.count)
+
+
+def _blank_stop(stop: _StopCount) -> tuple[str, ...]:
+    return ("",) * _bounded(stop.count)
+
+
+def _bounded(count: int) -> int:
+    if not 0 <= count <= PROMPT_TOKENS_MAX:
+        raise ValueError(f"a digest of {count} is out of range")
+    return count
+
+
+_DIGEST_FIELDS: Mapping[Any, Shape] = MappingProxyType(
+    {
+        (inputs.RequestSubmitted, "prompt"): Shape(_PromptDigest, _digest_prompt, _blank_prompt),
+        (inputs.RequestSubmitted, "stop"): Shape(
+            _StopCount, lambda stop: _StopCount(len(stop)), _blank_stop
+        ),
+        (inputs.RequestSubmitted, "client_id"): Shape(None, lambda client_id: None),
+        (inputs.RowResult, "token"): Shape(
+            int | None,
+            lambda token: NO_TOKEN if token == NO_TOKEN else None,
+            lambda token: NO_TOKEN,
+        ),
+    }
+)

@@ -1,0 +1,85 @@
+"""Keep a second engine off a journal, and readers on it (architecture decision 17).
+
+An owner holds an advisory lock (flock) on a small file beside the journal, ``NAME.lock``, which
+also says its process id. The kernel drops the lock when the process dies, however it dies; a file
+left behind locks nobody. The journal itself is never opened here: closing any descriptor of it
+would drop the locks that SQLite holds on it in the same process.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from laneway.engine.errors import JournalWriteError
+
+
+class OwnerLock:
+    """The right to append to one journal file; made by ``acquire``."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor: int | None = descriptor
+
+    @classmethod
+    def acquire(cls, journal: Path) -> "OwnerLock":
+        """Take the lock beside ``journal`` (a resolved path).
+
+        Raises: JournalWriteError if another engine holds it, or no lock can be made there.
+        """
+        path = journal.with_name(journal.name + ".lock")
+        while True:
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise JournalWriteError(
+                    f"{journal}: no journal can be written here ({error.strerror}):"
+                    " choose a directory that exists and may be written"
+                ) from error
+            try:
+                _lock(journal, descriptor)
+                if _is_still_there(path, descriptor):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                    return cls(path, descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Give the lock back and remove its file; idempotent.
+
+        Why: the file is removed while it is locked, and ``acquire`` looks whether the file it
+        locked is still the one with that name, so nobody locks a file that has gone.
+        """
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        try:
+            self._path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+
+
+def _lock(journal: Path, descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        pid = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        owner = f"process {pid}" if pid.isdigit() else "another process"
+        raise JournalWriteError(
+            f"{journal} is in use by {owner}: close that engine, or take another file"
+            " (reading is allowed)"
+        ) from error
+    except OSError as error:
+        raise JournalWriteError(
+            f"{journal}: this file system has no locks ({error.strerror}): choose another one"
+        ) from error
+
+
+def _is_still_there(path: Path, descriptor: int) -> bool:
+    try:
+        named = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, os.fstat(descriptor))

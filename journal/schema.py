@@ -1,0 +1,169 @@
+"""The tables and views of a journal file, and the check that they are the ones this code made.
+
+Any SQLite tool from 3.40 on can read them. ``step`` has one row for each step; the views ``event``
+and ``entity_event`` expand its JSON. The text below is compared with what a file holds
+(``schema_findings``), because a changed view shows a changed history to whoever looks through it.
+
+Changing anything here is a new SCHEMA_VERSION.
+"""
+
+import sqlite3
+
+SCHEMA_VERSION = 1
+APPLICATION_ID = 0x6C616E65
+"""``PRAGMA application_id``: "lane" in ASCII."""
+
+META_KEYS = ("journal_id", "schema_version", "tokens")
+
+
+def meta_rows(journal_id: str, tokens: str) -> list[tuple[str, str]]:
+    """Return the rows of ``meta``: what never changes in the life of a journal."""
+    return list(zip(META_KEYS, (journal_id, str(SCHEMA_VERSION), tokens), strict=True))
+
+
+META = """\
+CREATE TABLE meta (
+  key TEXT NOT NULL PRIMARY KEY,
+  value TEXT NOT NULL
+) STRICT, WITHOUT ROWID"""
+
+STEP = """\
+CREATE TABLE step (
+  step INTEGER PRIMARY KEY,
+  at_ns INTEGER NOT NULL,
+  input_kind TEXT NOT NULL,
+  input TEXT NOT NULL,
+  events TEXT NOT NULL,
+  chain BLOB NOT NULL CHECK (length(chain) = 32)
+) STRICT"""
+
+EVENT = """\
+CREATE VIEW event (step, ordinal, at_ns, machine, entities, "trigger", source, dest, epoch,
+  generation, data) AS
+SELECT
+  s.step,
+  e.key,
+  s.at_ns,
+  e.value ->> 0,
+  (
+    SELECT group_concat(
+      (e.value ->> 0) || '/' || CASE n.type
+        WHEN 'array' THEN (n.value ->> 0) || '-' || (n.value ->> 1)
+        ELSE n.value
+      END,
+      ', '
+    )
+    FROM json_each(e.value, '$[1]') AS n
+  ),
+  e.value ->> 2,
+  e.value ->> 3,
+  e.value ->> 4,
+  e.value ->> 5,
+  e.value ->> 6,
+  e.value -> 7
+FROM step AS s, json_each(s.events) AS e"""
+
+ENTITY_EVENT = """\
+CREATE VIEW entity_event (step, ordinal, at_ns, machine, entity, "trigger", source, dest, epoch,
+  generation) AS
+SELECT
+  s.step,
+  e.key,
+  s.at_ns,
+  e.value ->> 0,
+  (e.value ->> 0) || '/' || (
+    CASE n.type WHEN 'array' THEN n.value ->> 0 ELSE n.value END + one.key
+  ),
+  e.value ->> 2,
+  e.value ->> 3,
+  e.value ->> 4,
+  e.value ->> 5,
+  e.value ->> 6
+FROM
+  step AS s,
+  json_each(s.events) AS e,
+  json_each(e.value, '$[1]') AS n,
+  json_each(
+    '[0' || CASE n.type
+      WHEN 'array' THEN replace(hex(zeroblob((n.value ->> 1) - (n.value ->> 0))), '00', ',0')
+      ELSE ''
+    END || ']'
+  ) AS one"""
+"""The last join counts: a range of n entities is made to an array of n zeros, whose keys count."""
+
+STEP_INSERT = """\
+CREATE TRIGGER step_insert BEFORE INSERT ON step
+WHEN EXISTS (SELECT 1 FROM step WHERE step >= NEW.step)
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only: this step is not after the last'); END"""
+
+GUARDS = tuple(
+    f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON {table}\n"
+    "BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END"
+    for table in ("meta", "step")
+    for verb in ("UPDATE", "DELETE")
+)
+"""A guard against accidents; what somebody changes on purpose is found by the chain."""
+
+META_INSERT = """\
+CREATE TRIGGER meta_insert BEFORE INSERT ON meta
+WHEN (SELECT count(*) FROM meta) >= 3
+BEGIN SELECT RAISE(ABORT, 'a journal is append-only'); END"""
+
+STATEMENTS = (META, STEP, EVENT, ENTITY_EVENT, STEP_INSERT, META_INSERT, *GUARDS)
+
+INSERT_STEP = (
+    "INSERT INTO step (step, at_ns, input_kind, input, events, chain) VALUES (?, ?, ?, ?, ?, ?)"
+)
+SELECT_ROWS = (
+    "SELECT step, at_ns, input_kind, input, events, chain, typeof(step) || ' ' || typeof(at_ns)"
+    " || ' ' || typeof(input_kind) || ' ' || typeof(input) || ' ' || typeof(events) || ' '"
+    " || typeof(chain) FROM step WHERE step >= ? AND step <= ? ORDER BY step LIMIT ?"
+)
+SELECT_LAST_STEP = "SELECT max(step) FROM step"
+
+
+def schema_findings(connection: sqlite3.Connection) -> list[str]:
+    """Return what in the file is not as this code made it: pages, header, definitions.
+
+    The connection returns text as bytes.
+    """
+    findings = [
+        f"the file is damaged: {text(line)}"
+        for (line,) in connection.execute("PRAGMA integrity_check(3)")
+        if line != b"ok"
+    ]
+    for name, expected in (
+        ("application_id", APPLICATION_ID),
+        ("user_version", SCHEMA_VERSION),
+        ("encoding", b"UTF-8"),
+    ):
+        (found,) = connection.execute(f"PRAGMA {name}").fetchone()
+        if found != expected:
+            findings.append(f"{name} is {found!r}, not {expected!r}")
+    return findings + _definition_findings(connection)
+
+
+def _definition_findings(connection: sqlite3.Connection) -> list[str]:
+    expected = {_name_of(statement): statement for statement in STATEMENTS}
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY name").fetchall()
+    found = {(text(kind), text(name)): text(sql) for kind, name, sql in rows}
+    findings = []
+    for key in sorted(expected.keys() | found.keys()):
+        kind, name = key
+        if key not in found:
+            findings.append(f"{kind} {name} is missing")
+        elif key not in expected:
+            findings.append(f"{kind} {name} does not belong to a journal")
+        elif found[key] != expected[key]:
+            findings.append(f"the definition of {kind} {name} was changed")
+    return findings
+
+
+def _name_of(statement: str) -> tuple[str, str]:
+    _, kind, name = statement.split(maxsplit=3)[:3]
+    return kind.lower(), name
+
+
+def text(value: object) -> str:
+    """Return a column that should be text as text, whatever it holds."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

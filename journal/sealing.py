@@ -1,0 +1,82 @@
+"""Turn steps into rows, and rows back into steps: what every kind of journal shares."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from laneway.engine.errors import JournalFormatError, JournalWriteError
+from laneway.engine.inputs import EngineStarted
+from laneway.engine.ports import Step
+from laneway.journal.chain import Head, RawRow, follow, row_chain
+from laneway.journal.codec import Codec
+
+Row = tuple[int, int, str, str, str, bytes]
+
+_INTEGER_MAX = (1 << 63) - 1
+
+
+def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], Head]:
+    """Return the rows of steps that follow ``head``, and the head after them.
+
+    Raises: JournalWriteError for a gap, for time that falls, for an input or event that has no
+    stored form, or an EngineStarted that says another token mode than the journal has.
+    """
+    rows: list[Row] = []
+    number, at_ns, chain = head.step, head.at_ns, head.chain
+    for step in steps:
+        if step.step != number + 1:
+            raise JournalWriteError(f"step {step.step} does not follow step {number}")
+        if not at_ns <= step.at_ns <= _INTEGER_MAX:
+            raise JournalWriteError(
+                f"step {step.step}: time goes from {at_ns} to {step.at_ns} ns; it must not fall"
+            )
+        number, at_ns = step.step, step.at_ns
+        taken = step.taken
+        if isinstance(taken, EngineStarted) and taken.journal_tokens != codec.tokens:
+            raise JournalWriteError(
+                f"step {number}: EngineStarted says journal_tokens={taken.journal_tokens!r}, the"
+                f" journal has {codec.tokens!r}"
+            )
+        try:
+            kind, text = codec.encode_input(taken)
+            events = codec.encode_events(step.events)
+        except JournalWriteError as error:
+            raise JournalWriteError(f"step {number}: {error}") from error
+        chain = row_chain(chain, number, at_ns, kind.encode(), text, events)
+        rows.append((number, at_ns, kind, text.decode(), events.decode(), chain))
+    return rows, Head(number, at_ns, chain)
+
+
+def unseal(codec: Codec, head: Head, rows: Iterable[RawRow]) -> Iterator[Step]:
+    """Return the steps of rows that follow ``head``, each checked against the chain.
+
+    Raises: JournalFormatError naming the step.
+    """
+    for row in rows:
+        head, kind, taken, events = follow(head, row)
+        yield decode_row(codec, head, kind, taken, events)
+
+
+def decode_row(codec: Codec, head: Head, kind: bytes, taken: bytes, events: bytes) -> Step:
+    """Return the step of a row that was found to follow the chain.
+
+    Raises: JournalFormatError naming the step.
+    """
+    try:
+        return Step(
+            step=head.step,
+            at_ns=head.at_ns,
+            taken=codec.decode_input(kind.decode(errors="replace"), taken),
+            events=codec.decode_events(events),
+        )
+    except JournalFormatError as error:
+        raise JournalFormatError(f"step {head.step}: {error}") from error
+
+
+def trusted_head(row: RawRow) -> Head:
+    """Return a row's own word on where the journal stands after it, to read on from there.
+
+    Raises: JournalFormatError if its columns are not even of the right kind.
+    """
+    step, at_ns, chain = row.step, row.at_ns, row.chain
+    if isinstance(step, int) and isinstance(at_ns, int) and isinstance(chain, bytes):
+        return Head(step, at_ns, chain)
+    raise JournalFormatError(f"step {step!r}: the row is not what was written")

@@ -1,0 +1,1 @@
+"""The models that ship with laneway; see README.md beside this file."""

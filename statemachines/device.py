@@ -1,0 +1,66 @@
+"""The life of a device as the engine sees it: may it be given work (R14, G4, G7, G12).
+
+A fault or a suspected hang stops submissions at once (G4, `suspect`). What follows is the ladder's
+decision; with a reset budget of 0 it is `lost` (G7): nothing is submitted any more, readiness is
+false, every client is told. A slow device that turns out to be alive is absolved. A device is
+closed by drain, or by the process that finds it abandoned (G21).
+"""
+
+from laneway.statemachines.declare import RECOVERY, Edge, declare
+
+DEVICE = declare(
+    name="device",
+    meaning="a board behind the C ABI, opened by one engine",
+    initial="closed",
+    states={
+        "closed": "not opened by this engine",
+        "serving": "may be given work up to its in-flight ceiling",
+        "degraded": "may be given one job at a time until it is requalified",
+        "suspect": "a fault or a hang is being looked at; no submissions",
+        "draining": "the engine closes; what is in flight ends first",
+        "closing": "nothing is left to do; the handle is being closed",
+        "resetting": "a reset runs; nothing else is called",
+        "recovering": "reset done; golden and warm-up decide",
+        "lost": "out of use for this engine",
+    },
+    final=(),
+    edges=(
+        Edge("open", ("closed",), "serving", "starting.start", "R3.2"),
+        Edge("degrade", ("serving",), "degraded", RECOVERY, "R5.3, G12"),
+        Edge("requalify", ("degraded",), "serving", RECOVERY, "R5.3, E11"),
+        Edge(
+            "suspect", ("serving", "degraded", "draining"), "suspect", "faulting.suspect", "G4, E16"
+        ),
+        Edge("absolve", ("suspect",), "serving", "completing.complete", "E16"),
+        Edge("drain", ("serving", "degraded"), "draining", "closing.close", "R14.6"),
+        Edge("reset", ("suspect",), "resetting", RECOVERY, "R14.7, G2, G4"),
+        Edge("recover", ("resetting",), "recovering", RECOVERY, "G5"),
+        Edge("serve", ("recovering",), "serving", RECOVERY, "G5, E25"),
+        Edge(
+            "lose",
+            ("serving", "degraded", "suspect", "draining", "closing", "resetting", "recovering"),
+            "lost",
+            "faulting.lose_device",
+            "G7, R14.6",
+        ),
+        Edge("shut", ("draining", "lost"), "closing", "closing.shut_if_idle", "D13"),
+        Edge("close", ("closing",), "closed", "closing.closed", "D13"),
+        Edge(
+            "abandon",
+            (
+                "serving",
+                "degraded",
+                "suspect",
+                "draining",
+                "closing",
+                "resetting",
+                "recovering",
+                "lost",
+            ),
+            "closed",
+            "starting.start",
+            "G21",
+            "the process that had it open is gone",
+        ),
+    ),
+)

@@ -1,0 +1,38 @@
+"""An event is one fact: entities of one machine moved from source to dest by a trigger.
+
+One event may cover several entities that moved alike (architecture: grouped events keep a batch-16
+tick at 7 events instead of 37). Every other change of engine state is derived from events by
+``engine/state.py``.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+NO_DATA: Mapping[str, Any] = MappingProxyType({})
+
+
+@attrs.frozen
+class Event:
+    """One transition of one or more entities of a machine.
+
+    ``epoch`` and ``generation`` are those it happened in; generation is 0 where none exists yet.
+    ``data`` holds JSON values only and never prompt or output tokens, which stand in the step's
+    input.
+    """
+
+    machine: str
+    entities: tuple[int, ...]
+    trigger: str
+    source: str
+    dest: str
+    epoch: int
+    generation: int
+    data: Mapping[str, Any] = attrs.field(default=NO_DATA, hash=False)
+
+
+def entity_name(machine: str, number: int) -> str:
+    """Return the text form of an entity, such as ``lane/3``."""
+    return f"{machine}/{number}"

@@ -1,0 +1,62 @@
+"""The life of a model: one load of one artifact (R10.1 with G5, G6, G21).
+
+`model/N` is numbered over the whole journal; an alias is a served name that points to at most one
+ready model. A model serves only after golden and warm-up passed in its present generation (E21,
+E25, G5). It is unloaded only when its memory came back (E22).
+"""
+
+from laneway.statemachines.declare import RECOVERY, Edge, declare
+
+MODEL = declare(
+    name="model",
+    meaning="one load of one artifact",
+    initial="unloaded",
+    states={
+        "unloaded": "holds nothing on the device",
+        "validating": "manifest, hashes, permissions, versions, capacity are checked on the host",
+        "configuring": "the device is being configured; nothing else runs on it",
+        "warming": "golden and warm-up run; nothing is served yet",
+        "ready": "serves its alias",
+        "recovering": "a fault took its generation; it serves nothing",
+        "draining": "refuses new requests; what it has is finished",
+        "unloading": "nothing in flight; the device gives its memory back",
+        "failed": "cannot serve; leaves when cleaning up is verified",
+    },
+    final=(),
+    edges=(
+        Edge("load", ("unloaded",), "validating", "loading.load", "R10.1, R10.2"),
+        Edge("accept", ("validating",), "configuring", "loading.validated", "R10.1, E20a"),
+        Edge("refuse", ("validating",), "failed", "loading.refused", "R10.1, R9.1"),
+        Edge("configure", ("configuring",), "warming", "loading.configured", "R10.1, G12"),
+        Edge("publish", ("warming",), "ready", "loading.publish", "R10.1, E21, E25"),
+        Edge("degrade", ("ready",), "recovering", "faulting.lose_device", "G5"),
+        Edge("rewarm", ("recovering",), "warming", RECOVERY, "G5"),
+        Edge("drain", ("ready",), "draining", "unloading.drain", "R10.1, R10.3"),
+        Edge("unload", ("draining",), "unloading", "unloading.unload_if_idle", "R10.1, R10.3, G16"),
+        Edge("vacate", ("unloading",), "unloaded", "unloading.released", "R10.1, E22"),
+        Edge(
+            "fail",
+            ("validating", "configuring", "warming", "recovering", "draining", "unloading"),
+            "failed",
+            "loading.fail_load",
+            "R10.1, G6, E22",
+        ),
+        Edge("clean", ("failed",), "unloaded", "unloading.released", "R10.1, G21"),
+        Edge(
+            "abandon",
+            (
+                "validating",
+                "configuring",
+                "warming",
+                "ready",
+                "recovering",
+                "draining",
+                "unloading",
+            ),
+            "failed",
+            "starting.start",
+            "G21",
+            "the process that configured it is gone",
+        ),
+    ),
+)

@@ -1,0 +1,393 @@
+"""Sampling against a float64 reference that sorts, and its edges."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from laneway.engine import bf16, bounds, logits
+from laneway.engine.logits import SamplerScratch, SamplingArrays
+from laneway.engine.sampling import Sampling
+
+Bits = NDArray[np.uint16]
+
+QWEN3_VOCABULARY = 151936
+FINITE_MAX = 0x7F7F
+SPECIAL = {
+    bf16.ROW_NAN: [0x7F81, 0x7FC0, 0x7FFF, 0xFF81, 0xFFC0, 0xFFFF],
+    bf16.ROW_POSITIVE_INFINITY: [0x7F80],
+    bf16.ROW_NEGATIVE_INFINITY: [0xFF80],
+}
+TEMPERATURES = [0.0, 9e-6, 1e-5, 1e-3, 0.1, 0.5, 0.7, 0.8, 1.0, 1.3, 2.0]
+TOP_KS = [-1, 0, 1, 2, 3, 20, 40, 100, 600, 5000, 2**40]
+TOP_PS = [1.0, 1.0, 0.95, 0.9, 0.5, 0.1, 1e-12, 0.9999999]
+MIN_PS = [0.0, 0.0, 0.0, 0.05, 0.3, 1.0, 1e-7, 1e-300]
+
+
+def to_bits(values: NDArray[np.float64]) -> Bits:
+    """Round to BF16, nearest even."""
+    u = values.astype(np.float32).view(np.uint32)
+    return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def to_numbers(bits: Bits) -> NDArray[np.float64]:
+    return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def uniform(seed: int, position: int) -> float:
+    """The request's random number, from numpy's own Philox."""
+    before = [position - 1, 0, 0, 0] if position else [2**64 - 1] * 4
+    generator = np.random.Philox(
+        counter=np.array(before, np.uint64), key=np.array([seed, 0], np.uint64)
+    )
+    return int(generator.random_raw()) // 2**11 / 2.0**53
+
+
+def kept(bits: Bits, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Sort everything and sum entry by entry; return ids in order and the running mass."""
+    x = to_numbers(bits)
+    order = np.argsort(-x, kind="stable")
+    if sampling.temperature < 1e-5:
+        return order, np.ones(1)
+    x = x[order]
+    weight = np.exp((x - x[0]) / sampling.temperature)
+    weight = weight[weight >= sampling.min_p]
+    if sampling.top_k > 0:
+        weight = weight[: sampling.top_k]
+    mass = np.cumsum(weight)
+    if sampling.top_p < 1.0:
+        mass = mass[: np.searchsorted(mass, sampling.top_p * mass[-1], side="left") + 1]
+    return order, mass
+
+
+def drawn(
+    order: NDArray[np.int64], mass: NDArray[np.float64], sampling: Sampling, position: int
+) -> int:
+    """Take the first entry whose running mass passes the random point."""
+    assert sampling.seed is not None
+    point = uniform(sampling.seed, position) * mass[-1]
+    return int(order[np.searchsorted(mass, point, side="right")])
+
+
+def reference(bits: Bits, sampling: Sampling, position: int) -> int:
+    return drawn(*kept(bits, sampling), sampling, position)
+
+
+def run(
+    rows: Bits, samplings: list[Sampling], positions: list[int]
+) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+    count, vocabulary = rows.shape
+    arrays = SamplingArrays.allocate(count)
+    for i, (sampling, position) in enumerate(zip(samplings, positions, strict=True)):
+        arrays.want_token(i, sampling, position=position)
+    tokens, status = np.zeros(count, np.int32), np.zeros(count, np.int8)
+    logits.sample_rows(rows, arrays, SamplerScratch.allocate(vocabulary), tokens, status)
+    return tokens, status
+
+
+def random_sampling(rng: np.random.Generator) -> tuple[Sampling, int]:
+    sampling = Sampling(
+        temperature=float(rng.choice(TEMPERATURES)),
+        top_k=int(rng.choice(TOP_KS)),
+        top_p=float(rng.choice(TOP_PS)),
+        min_p=float(rng.choice(MIN_PS)),
+        seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
+    )
+    return sampling, int(rng.integers(0, 50_000))
+
+
+def peaked(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    x = rng.normal(-1.0, 2.3, size)
+    head = rng.permutation(size)[: min(400, size // 2)]
+    x[head] = np.maximum(x[head], 22.0 - 1.9 * np.log(np.arange(1, head.size + 1)))
+    return x
+
+
+def random_finite(rng: np.random.Generator, size: int) -> Bits:
+    magnitude = rng.integers(0, FINITE_MAX + 1, size)
+    return (magnitude | (rng.integers(0, 2, size) << 15)).astype(np.uint16)
+
+
+def random_row(rng: np.random.Generator, size: int) -> Bits:
+    """One row of a kind drawn at random: model-like ones and ones that try to break things."""
+    few = rng.normal(0.0, 3.0, 4)
+    kinds: list[Callable[[], NDArray[Any]]] = [
+        lambda: to_bits(peaked(rng, size)),
+        lambda: to_bits(peaked(rng, size) - 40.0),
+        lambda: to_bits(rng.normal(0.0, 1.0, size)),
+        lambda: to_bits(rng.normal(0.0, 1e-3, size)),
+        lambda: to_bits(rng.normal(-30.0, 4.0, size)),
+        lambda: to_bits(rng.normal(0.0, 1.0, size) * 10.0 ** rng.integers(-37, 37)),
+        lambda: to_bits(np.round(rng.normal(0.0, 2.0, size))),
+        lambda: to_bits(rng.choice(few, size)),
+        lambda: to_bits(np.full(size, few[0])),
+        lambda: np.full(size, rng.choice([0x0000, 0x8000, 1, 0x8001, FINITE_MAX, 0xFF7F]), "u2"),
+        lambda: rng.choice(np.array([0x0000, 0x8000], np.uint16), size),
+        lambda: rng.choice(np.array([0, 0x8000, 1, 0x8001, 2, 0x8002], np.uint16), size),
+        lambda: to_bits(np.linspace(-20.0, 20.0, size)),
+        lambda: to_bits(np.linspace(20.0, -20.0, size)),
+        lambda: random_finite(rng, size),
+    ]
+    return np.asarray(kinds[rng.integers(len(kinds))](), np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        (1, 100),
+        (2, 400),
+        (3, 400),
+        (127, 1500),
+        (128, 1500),
+        (129, 1500),
+        (300, 4000),
+        (1000, 4000),
+        (1025, 2000),
+        (2048, 4000),
+        (5003, 2000),
+        (40_000, 120),
+        (QWEN3_VOCABULARY, 40),
+    ],
+)
+def test_tokens_equal_the_reference(size: int, count: int) -> None:
+    rng = np.random.default_rng(size)
+    rows = np.stack([random_row(rng, size) for _ in range(count)])
+    asked = [random_sampling(rng) for _ in range(count)]
+    tokens, status = run(rows, [s for s, _ in asked], [p for _, p in asked])
+    expected = [reference(row, *ask) for row, ask in zip(rows, asked, strict=True)]
+    different = np.flatnonzero(tokens != expected)
+    assert not different.size, [(int(i), asked[i], tokens[i], expected[i]) for i in different[:5]]
+    assert not status.any()
+
+
+@pytest.mark.parametrize("kind", ["peaked", "flat", "negative"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.8, top_p=0.95, seed=1),
+        Sampling(temperature=1.0, seed=2),
+        Sampling(temperature=0.7, top_k=20, top_p=0.95, seed=3),
+        Sampling(temperature=0.7, min_p=0.05, seed=4),
+        Sampling(temperature=0.3, top_p=0.5, min_p=1e-6, seed=5),
+    ],
+)
+def test_full_vocabulary_rows_equal_the_reference(kind: str, sampling: Sampling) -> None:
+    rng = np.random.default_rng(77)
+    x = {
+        "peaked": peaked(rng, QWEN3_VOCABULARY),
+        "flat": rng.normal(0.0, 1.0, QWEN3_VOCABULARY),
+        "negative": rng.normal(-20.0, 1.5, QWEN3_VOCABULARY),
+    }[kind]
+    positions = list(range(24))
+    rows = np.tile(to_bits(x), (len(positions), 1))
+    tokens, status = run(rows, [sampling] * len(positions), positions)
+    order, mass = kept(rows[0], sampling)
+    assert tokens.tolist() == [drawn(order, mass, sampling, p) for p in positions]
+    assert not status.any()
+
+
+def test_hand_computed_draws() -> None:
+    """Weights 4, 2, 1, 1 of 8 at temperature 1: the uniform number alone decides."""
+    log2 = float(np.log(2.0))
+    x = to_bits(np.array([0.0, 2.0, 1.0, 0.0]))
+    rows, positions = np.tile(x, (400, 1)), list(range(400))
+    sampling = Sampling(temperature=1.0 / log2, seed=9)
+    tokens, _ = run(rows, [sampling] * 400, positions)
+    for token, position in zip(tokens, positions, strict=True):
+        u = uniform(9, position)
+        assert token == (1 if u < 0.5 else 2 if u < 0.75 else 0 if u < 0.875 else 3)
+    halves = Sampling(temperature=1.0 / log2, top_p=0.74, seed=9)
+    tokens, _ = run(rows, [halves] * 400, positions)
+    for token, position in zip(tokens, positions, strict=True):
+        assert token == (1 if uniform(9, position) * 6.0 < 4.0 else 2)
+
+
+def test_top_k_keeps_exactly_k_with_ties_to_the_lowest_ids() -> None:
+    x = np.zeros(1000)
+    x[[3, 500]] = 1.0
+    rows = np.tile(to_bits(x), (600, 1))
+    tokens, _ = run(rows, [Sampling(temperature=2.0, top_k=5, seed=1)] * 600, list(range(600)))
+    assert set(tokens.tolist()) == {0, 1, 2, 3, 500}
+
+
+def test_top_p_keeps_exactly_the_prefix_of_a_tie() -> None:
+    rows = np.zeros((500, 300), np.uint16)
+    tokens, _ = run(rows, [Sampling(top_p=0.01, seed=1)] * 500, list(range(500)))
+    assert set(tokens.tolist()) == {0, 1, 2}
+    tokens, _ = run(rows, [Sampling(top_p=1e-12, seed=1)] * 500, list(range(500)))
+    assert set(tokens.tolist()) == {0}
+
+
+def test_greedy_ties_and_signed_zeros() -> None:
+    rows = np.full((5, 300), 0xC000, np.uint16)
+    rows[0, [299, 200]] = 0x8000, 0x0000
+    rows[1, [200, 299]] = 0x8000, 0x0000
+    rows[2, [40, 41]] = 0x0000, 0x8000
+    rows[3, [130, 131, 299]] = 0x3F80
+    tokens, status = run(rows, [Sampling(temperature=0.0, seed=0)] * 5, [0] * 5)
+    assert tokens.tolist() == [200, 200, 40, 130, 0]
+    again, again_status = np.zeros(5, np.int32), np.zeros(5, np.int8)
+    logits.argmax_rows(rows, SamplerScratch.allocate(300), again, again_status)
+    assert again.tolist() == tokens.tolist()
+    assert not status.any() and not again_status.any()
+
+
+@pytest.mark.parametrize("size", [1, 128, 200, 1000])
+@pytest.mark.parametrize("expected", SPECIAL)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_not_finite_is_never_a_token(size: int, expected: int, temperature: float) -> None:
+    rng = np.random.default_rng(size)
+    places = sorted({0, size // 2, size - 1})
+    cases = [(bits, place) for bits in SPECIAL[expected] for place in places]
+    rows = np.stack([random_finite(rng, size) for _ in range(2 * len(cases))])
+    for i, (bits, place) in enumerate(cases):
+        rows[2 * i, place] = bits
+    sampling = Sampling(temperature=temperature, seed=3)
+    tokens, status = run(rows, [sampling] * len(rows), [0] * len(rows))
+    assert (status[::2] == expected).all() and (tokens[::2] == logits.NO_TOKEN).all()
+    assert (status[1::2] == bf16.ROW_OK).all()
+    assert tokens[1::2].tolist() == [reference(row, sampling, 0) for row in rows[1::2]]
+    scanned = np.full(len(rows), 99, np.int8)
+    logits.numeric_scan(rows, SamplerScratch.allocate(size), scanned)
+    assert scanned.tolist() == status.tolist()
+
+
+def test_the_gravest_fault_names_the_row() -> None:
+    rows = np.zeros((3, 200), np.uint16)
+    rows[0, [5, 9, 180]] = 0xFF80, 0x7F80, 0xFFC0
+    rows[1, [5, 9]] = 0xFF80, 0x7F80
+    rows[2, :] = 0xFF80
+    _, status = run(rows, [Sampling(seed=0)] * 3, [0] * 3)
+    assert status.tolist() == [
+        bf16.ROW_NAN,
+        bf16.ROW_POSITIVE_INFINITY,
+        bf16.ROW_NEGATIVE_INFINITY,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", np.nan),
+        ("temperature", np.inf),
+        ("temperature", -0.5),
+        ("top_k", -2),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("top_p", np.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", np.nan),
+        ("position", -1),
+    ],
+)
+def test_impossible_parameters_fail_their_own_row_only(name: str, value: float) -> None:
+    rows = np.zeros((2, 200), np.uint16)
+    arrays = SamplingArrays.allocate(2)
+    for row in range(2):
+        arrays.want_token(row, Sampling(seed=1), position=4)
+    getattr(arrays, name)[0] = value
+    tokens, status = np.zeros(2, np.int32), np.zeros(2, np.int8)
+    logits.sample_rows(rows, arrays, SamplerScratch.allocate(200), tokens, status)
+    assert status.tolist() == [bf16.ROW_PARAMETERS, bf16.ROW_OK]
+    assert tokens.tolist() == [logits.NO_TOKEN, reference(rows[1], Sampling(seed=1), 4)]
+
+
+def test_a_row_is_read_only_as_far_as_it_is_wanted() -> None:
+    rows = np.full((4, 200), 0x7FC0, np.uint16)
+    rows[2:] = 0
+    arrays = SamplingArrays.allocate(4)
+    arrays.want_scan(1)
+    arrays.want_scan(2)
+    arrays.want_token(3, Sampling(temperature=0.0, seed=0), position=0)
+    tokens, status = np.zeros(4, np.int32), np.zeros(4, np.int8)
+    scratch = SamplerScratch.allocate(200)
+    logits.sample_rows(rows, arrays, scratch, tokens, status)
+    assert status.tolist() == [bf16.ROW_OK, bf16.ROW_NAN, bf16.ROW_OK, bf16.ROW_OK]
+    assert tokens.tolist() == [-1, -1, -1, 0]
+    arrays.want_nothing(1)
+    logits.sample_rows(rows, arrays, scratch, tokens, status)
+    assert status.tolist() == [bf16.ROW_OK] * 4
+
+
+def test_tokens_do_not_depend_on_batch_order_scratch_or_thread() -> None:
+    rng = np.random.default_rng(21)
+    size, count = 3000, 240
+    rows = np.stack([random_row(rng, size) for _ in range(count)])
+    before = rows.copy()
+    asked = [random_sampling(rng) for _ in range(count)]
+    together, _ = run(rows, [s for s, _ in asked], [p for _, p in asked])
+
+    def some(order: NDArray[np.int64]) -> NDArray[np.int32]:
+        return run(rows[order], [asked[i][0] for i in order], [asked[i][1] for i in order])[0]
+
+    shuffled = rng.permutation(count)
+    np.testing.assert_array_equal(some(shuffled), together[shuffled])
+    alone = np.concatenate([some(np.array([i])) for i in range(count)])
+    np.testing.assert_array_equal(alone, together)
+    with ThreadPoolExecutor(2) as pool:
+        halves = list(pool.map(some, np.array_split(np.arange(count), 2)))
+    np.testing.assert_array_equal(np.concatenate(halves), together)
+    np.testing.assert_array_equal(rows, before)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.5, 0.8, 1.0, 2.0, 30.0])
+@pytest.mark.parametrize("size", [200, 5003, QWEN3_VOCABULARY])
+def test_mass_bounds_hold_the_float64_mass(size: int, temperature: float) -> None:
+    rng = np.random.default_rng(size)
+    for values in (peaked(rng, size), rng.normal(0.0, 1.0, size), rng.normal(-50.0, 20.0, size)):
+        bits = to_bits(values)
+        x = to_numbers(bits)
+        mass = float(np.exp((x - x.max()) / temperature).sum())
+        block_max = np.zeros(-(-size // bf16.BLOCK), np.int16)
+        row = bits.view(np.int16)
+        bf16.scan_blocks(row, block_max)
+        lanes = np.zeros(bf16.BLOCK, np.float32)
+        low, high = bounds.mass_bounds(row, block_max, float(x.max()), temperature, lanes)
+        assert low <= mass <= high
+        assert high - low <= 2e-3 * mass
+
+
+def test_order_keys_rise_with_the_number() -> None:
+    bits = np.arange(65536, dtype=np.uint16)
+    bits = bits[(bits & 0x7FFF) <= FINITE_MAX]
+    keys = np.array([int(bf16.order_key(b)) for b in bits.view(np.int16)])
+    by_key = to_numbers(bits)[np.argsort(keys, kind="stable")]
+    assert (np.diff(by_key) >= 0).all()
+    assert len(set(keys.tolist())) == len(bits) - 1
+    back = np.array([bf16.widen(np.int16(key)) for key in keys])
+    np.testing.assert_array_equal(back, to_numbers(bits))
+
+
+def test_arrays_of_another_form_are_refused() -> None:
+    scratch = SamplerScratch.allocate(200)
+    good = np.zeros((2, 200), np.uint16)
+    arrays = SamplingArrays.allocate(2)
+    tokens, status = np.zeros(2, np.int32), np.zeros(2, np.int8)
+    bads: list[NDArray[Any]] = [
+        good[:, :199],
+        good[0],
+        good.astype(np.int16),
+        np.asfortranarray(good),
+    ]
+    for bad in bads:
+        with pytest.raises(ValueError, match="logits"):
+            logits.sample_rows(bad, arrays, scratch, tokens, status)
+    with pytest.raises(ValueError, match="tokens"):
+        logits.sample_rows(good, arrays, scratch, tokens[:1], status)
+    with pytest.raises(ValueError, match="status"):
+        logits.sample_rows(good, arrays, scratch, tokens, np.zeros(3, np.int8))
+    with pytest.raises(ValueError, match="sampling has 3 rows"):
+        logits.sample_rows(good, SamplingArrays.allocate(3), scratch, tokens, status)
+    with pytest.raises(ValueError, match="seed"):
+        arrays.want_token(0, Sampling(), position=0)
+    with pytest.raises(ValueError, match="vocabulary"):
+        SamplerScratch.allocate(0)
+
+
+def test_every_status_has_a_name() -> None:
+    statuses = {v for k, v in vars(bf16).items() if k.startswith("ROW_") and isinstance(v, int)}
+    assert set(bf16.ROW_STATUS_NAMES) == statuses

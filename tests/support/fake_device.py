@@ -1,0 +1,450 @@
+"""A device port without a device: answers every effect at once or when told, fails when told.
+
+Its "model" is a hash: the token after a sequence is a function of the sequence, seed and position,
+so that a mixed-up lane, a lost or repeated token or a wrong start shows in the text. It also holds
+the engine to the rules of memory: it asserts when a buffer or a lane is used while it may not be.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from laneway.engine.clock import ManualClock
+from laneway.engine.effects import (
+    ApplyKv,
+    CloseDevice,
+    ConfigureModel,
+    DeviceEffect,
+    KvOperation,
+    ProbeHealth,
+    PublishModel,
+    ReleaseModel,
+    RestoreBuffer,
+    SubmitJob,
+    ValidateArtifact,
+)
+from laneway.engine.inputs import (
+    NO_TOKEN,
+    ArtifactRefused,
+    ArtifactValidated,
+    BufferRestored,
+    ChipFacts,
+    Completed,
+    DeviceClosed,
+    DeviceFacts,
+    HealthFacts,
+    HealthProbed,
+    Input,
+    JobTimes,
+    KvApplied,
+    KvApplyFailed,
+    ModelConfigured,
+    ModelReleased,
+    RowResult,
+    SubmitAccepted,
+    SubmitDoubtful,
+    SubmitRefused,
+    SubmodelFacts,
+    Trial,
+)
+
+VOCABULARY = 64
+END_TOKEN = 0
+CONTEXT = 48
+LANES = 8
+COST_NS = 1_000
+
+
+def next_token(sequence: Sequence[int], seed: int) -> int:
+    """Return the token that follows a sequence: never the end token unless the hash says so."""
+    text = f"{seed}:{','.join(map(str, sequence))}".encode()
+    return hashlib.blake2b(text, digest_size=8).digest()[0] % VOCABULARY
+
+
+def answer(
+    prompt: Sequence[int], *, seed: int, max_tokens: int, ignore_eos: bool = False
+) -> list[int]:
+    """Return the tokens of a request run alone: the independent reference."""
+    sequence = list(prompt)
+    while len(sequence) < len(prompt) + max_tokens:
+        token = next_token(sequence, seed)
+        if token == END_TOKEN and not ignore_eos:
+            break
+        sequence.append(token)
+    return sequence[len(prompt) :]
+
+
+class WordText:
+    """Text port where token n reads ``<n>``."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, tuple[str, ...]] = {}
+        self.pushed: dict[int, list[int]] = {}
+
+    has_text = True
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(ord(letter) % VOCABULARY for letter in text)
+
+    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
+        self.opened[request] = stop
+        self.pushed[request] = list(tokens)
+
+    def push(self, request: int, position: int, token: int) -> bool:
+        if request not in self.pushed:
+            return False
+        del self.pushed[request][position:]
+        self.pushed[request].append(token)
+        text = "".join(f"<{t}>" for t in self.pushed[request])
+        return any(stop in text for stop in self.opened[request])
+
+    def take(self, request: int, position: int) -> str:
+        return f"<{self.pushed[request][position]}>"
+
+    def finish(self, request: int) -> str:
+        self.drop(request)
+        return ""
+
+    def drop(self, request: int) -> None:
+        self.opened.pop(request, None)
+        self.pushed.pop(request, None)
+
+
+@attrs.frozen(kw_only=True)
+class KvFault:
+    """The next ``times`` lists that hold an operation ``verb`` are not applied."""
+
+    verb: str
+    unknown: bool = False
+    code: int = 0x0703
+    times: int = 1
+
+
+@attrs.define
+class FakeDevice:
+    """A DevicePort in plain Python, stepped by hand.
+
+    ``refuse_artifact`` refuses loads. ``submits`` says what the next submits become: 0 accepted, a
+    code refused, ``doubt`` doubtful, ``early`` completed before it is accepted. ``kv_faults`` are
+    lists not applied. ``overrides`` replaces the answer to a kind of effect; ``on_result`` may
+    replace what a finished job posts; ``holding`` keeps jobs from finishing; ``meanwhile`` is
+    called after each answer, as another thread would come in between. ``bank`` is the device's word
+    on each lane's sequence, moved by the KV operations alone, and every reservation is checked
+    against it.
+    """
+
+    clock: ManualClock = attrs.Factory(ManualClock)
+    refuse_artifact: str = ""
+    verdict: str = "equal"
+    submits: deque[int | str] = attrs.Factory(deque)
+    kv_faults: list[KvFault] = attrs.Factory(list)
+    overrides: dict[type[Any], Callable[[Any], Input | None]] = attrs.Factory(dict)
+    on_result: Callable[[SubmitJob, Completed], Input | None] | None = None
+    meanwhile: Callable[[Input], None] | None = None
+    holding: bool = False
+    inflight_max: int = 1
+    artifact: Callable[[int], ArtifactValidated] = attrs.field(default=lambda m: artifact(m))
+    executed: list[DeviceEffect] = attrs.Factory(list)
+    submitted: list[SubmitJob] = attrs.Factory(list)
+    closes: list[bool] = attrs.Factory(list)
+    stopped: bool = False
+    _post: Callable[[Input], None] = attrs.field(default=lambda _: None)
+    _effects: deque[DeviceEffect] = attrs.Factory(deque)
+    _running: deque[tuple[SubmitJob, int]] = attrs.Factory(deque)
+    _ticket: int = 900
+    _words: WordText = attrs.Factory(WordText)
+    _known: set[int] = attrs.Factory(set)
+    _busy: dict[int, int] = attrs.Factory(dict)
+    _bank: dict[int, list[int]] = attrs.Factory(dict)
+    _written: dict[int, list[int]] = attrs.Factory(dict)
+    _reserved: dict[int, int] = attrs.Factory(dict)
+    _doubted: set[int] = attrs.Factory(set)
+
+    def describe(self) -> DeviceFacts:
+        return DeviceFacts(
+            url="fake:",
+            backend="fake",
+            product="fake",
+            serial="0",
+            runtime_version="1",
+            driver_version="1",
+            firmware_version="1",
+            device_epoch=1,
+            inflight_max=self.inflight_max,
+            chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
+        )
+
+    def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
+        assert not threads
+        self._post = post
+
+    def post(self, taken: Input) -> None:
+        """Tell the engine something, as a thread of the device would."""
+        self._post(taken)
+        if self.meanwhile is not None:
+            self.meanwhile(taken)
+
+    def execute(self, effect: DeviceEffect) -> None:
+        self.executed.append(effect)
+        self._effects.append(effect)
+
+    def text(self, model: int) -> WordText:
+        if model not in self._known:
+            raise KeyError(model)
+        return self._words
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def step(self) -> bool:
+        if not self._effects:
+            return False
+        self._answer(self._effects.popleft())
+        return True
+
+    def advance(self, until_ns: int | None) -> bool:
+        if not self._running or self.holding:
+            if until_ns is None or until_ns <= self.clock.now_ns():
+                return False
+            self.clock.advance(until_ns - self.clock.now_ns())
+            return True
+        self.clock.advance(COST_NS)
+        self.finish_job()
+        return True
+
+    def finish_job(self) -> None:
+        """Let the oldest running job end."""
+        effect, ticket = self._running.popleft()
+        done = self._run(effect, ticket)
+        posted = done if self.on_result is None else self.on_result(effect, done)
+        if posted is not None:
+            self.post(posted)
+
+    def drop_jobs(self) -> None:
+        """Forget the running jobs: the device will never say how they ended."""
+        self._running.clear()
+
+    @property
+    def running(self) -> tuple[tuple[SubmitJob, int], ...]:
+        """Jobs the device has, with their tickets, oldest first."""
+        return tuple(self._running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether effects wait for execution."""
+        return bool(self._effects)
+
+    def _answer(self, effect: DeviceEffect) -> None:
+        assert not self.closes, f"the device is closed, yet it is asked for {effect}"
+        if isinstance(effect, ConfigureModel | ReleaseModel):
+            assert not self._running, f"E23: jobs run on the device during {effect}"
+        if type(effect) in self.overrides:
+            answered = self.overrides[type(effect)](effect)
+            if answered is not None:
+                self.post(answered)
+            return
+        match effect:
+            case SubmitJob():
+                self._submit(effect)
+            case ApplyKv():
+                self._apply_alone(effect)
+            case RestoreBuffer():
+                self._restore(effect)
+            case ValidateArtifact():
+                self._validate(effect)
+            case ConfigureModel():
+                self._configure(effect)
+            case ReleaseModel():
+                self.post(ModelReleased(model=effect.model, used_bytes=(0,), healthy=True))
+            case ProbeHealth():
+                self.post(HealthProbed(health=healthy(self.clock.now_ns()), reason=""))
+            case CloseDevice():
+                self.closes.append(effect.abandon)
+                self.post(DeviceClosed(abandoned=effect.abandon, reason=""))
+            case PublishModel():
+                pass
+
+    def _submit(self, effect: SubmitJob) -> None:
+        self.submitted.append(effect)
+        if (failed := self._failed_operation(effect.operations)) is not None:
+            operation, fault = failed
+            self.post(_kv_failed(effect.job, operation, fault))
+            return
+        for operation in effect.operations:
+            self._apply(operation.verb, operation.lane, operation.to_tokens)
+        told = self.submits.popleft() if self.submits else 0
+        if isinstance(told, int) and told:
+            self.post(SubmitRefused(job=effect.job, code=told, reason="told to"))
+            return
+        assert effect.buffer not in self._busy, f"E1: buffer/{effect.buffer} is in use"
+        assert len(self._running) < self.inflight_max, "E11: too many jobs in flight"
+        self._ticket += 1
+        self._busy[effect.buffer] = effect.job
+        self._running.append((effect, self._ticket))
+        if told == "doubt":
+            self.post(
+                SubmitDoubtful(job=effect.job, ticket=self._ticket, code=0x0602, reason="told to")
+            )
+            return
+        accepted = SubmitAccepted(job=effect.job, ticket=self._ticket)
+        if told == "early":
+            self.finish_job()
+        self.post(accepted)
+
+    def _restore(self, effect: RestoreBuffer) -> None:
+        assert all(job.buffer != effect.buffer for job, _ in self._running), "E4: job still runs"
+        assert self._busy.pop(effect.buffer, None) == effect.job, "E4: restored for another job"
+        self.post(BufferRestored(buffer=effect.buffer, job=effect.job))
+
+    def _apply_alone(self, effect: ApplyKv) -> None:
+        if (failed := self._failed_operation(effect.operations)) is not None:
+            operation, fault = failed
+            self.post(_kv_failed(None, operation, fault))
+            return
+        for operation in effect.operations:
+            self._apply(operation.verb, operation.lane, operation.to_tokens)
+        self.post(KvApplied(lanes=tuple(operation.lane for operation in effect.operations)))
+
+    def _failed_operation(
+        self, operations: tuple[KvOperation, ...]
+    ) -> tuple[KvOperation, KvFault] | None:
+        """Return the operation of a list that fails, if any; then nothing of it is applied."""
+        for operation in operations:
+            for index, fault in enumerate(self.kv_faults):
+                if fault.verb == operation.verb:
+                    left = [attrs.evolve(fault, times=fault.times - 1)] if fault.times > 1 else []
+                    self.kv_faults[index : index + 1] = left
+                    if fault.unknown or fault.verb != "RESERVE":
+                        self._doubted.add(operation.lane)
+                    return operation, fault
+            if operation.lane in self._doubted:
+                return operation, KvFault(verb=operation.verb, unknown=True, code=0x0704)
+        return None
+
+    def _apply(self, verb: str, lane: int, to_tokens: int) -> None:
+        held = self._bank.setdefault(lane, [])
+        if verb == "RESERVE":
+            assert lane not in self._reserved, f"lane/{lane} reserved twice"
+            self._reserved[lane] = to_tokens
+            return
+        if verb == "RELEASE":
+            assert lane not in self._reserved, f"lane/{lane} released while reserved"
+            running = [row.lane for job, _ in self._running for row in job.rows]
+            assert lane not in running, f"I4: lane/{lane} released while a job names it"
+            self._bank[lane] = []
+            return
+        assert lane in self._reserved, f"{verb} of lane/{lane} without a reservation"
+        end = self._reserved.pop(lane)
+        if verb == "COMMIT":
+            held.extend(self._written.get(lane, []))
+            assert len(held) == end == to_tokens, f"lane/{lane} committed at a wrong length"
+        self._written.pop(lane, None)
+
+    def _validate(self, effect: ValidateArtifact) -> None:
+        if self.refuse_artifact:
+            self.post(ArtifactRefused(model=effect.model, reason=self.refuse_artifact))
+            return
+        self._known.add(effect.model)
+        self.post(self.artifact(effect.model))
+
+    def _configure(self, effect: ConfigureModel) -> None:
+        for held in (self._bank, self._reserved, self._written, self._busy, self._doubted):
+            held.clear()
+        self.post(
+            ModelConfigured(
+                model=effect.model,
+                device_generation=7,
+                device_epoch=1,
+                duration_ns=5,
+                used_bytes_before=(0,),
+                used_bytes_after=(100,),
+            )
+        )
+
+    def _run(self, effect: SubmitJob, ticket: int) -> Completed:
+        rows = []
+        for row in effect.rows:
+            held = self._bank.setdefault(row.lane, [])
+            assert len(held) == row.start, f"lane/{row.lane} holds {len(held)}, not {row.start}"
+            self._written[row.lane] = list(row.tokens)
+            rows.append(self._row(effect, row.owner, [*held, *row.tokens], row.sampling))
+        return Completed(
+            job=effect.job,
+            ticket=ticket,
+            epoch=effect.epoch,
+            generation=effect.generation,
+            flags=7,
+            kv_effect="applied",
+            engine_slot=1,
+            rows=tuple(rows),
+            times=JobTimes(),
+        )
+
+    def _row(
+        self, effect: SubmitJob, owner: int, sequence: list[int], sampling: object
+    ) -> RowResult:
+        if sampling is None:
+            verdict = self.verdict if effect.origin == "golden" else ""
+            return RowResult(token=NO_TOKEN, verdict=verdict)
+        seed = getattr(sampling, "seed", 0)
+        token = next_token(sequence, seed)
+        position = self._generated(owner)
+        hit = self._words.push(owner, position, token)
+        return RowResult(token=token, stop_hit=hit)
+
+    def _generated(self, owner: int) -> int:
+        return len(self._words.pushed.get(owner, []))
+
+
+def _kv_failed(job: int | None, operation: KvOperation, fault: KvFault) -> KvApplyFailed:
+    return KvApplyFailed(
+        job=job,
+        lane=operation.lane,
+        operation=operation.verb,
+        code=fault.code,
+        unknown=fault.unknown,
+        reason="told to",
+    )
+
+
+def artifact(model: int) -> ArtifactValidated:
+    """Return facts of the fake's one artifact."""
+    return ArtifactValidated(
+        model=model,
+        name="fake",
+        sha256="0" * 64,
+        architecture="fake",
+        layout="single",
+        lane_rule="length_zero",
+        context_tokens=CONTEXT,
+        vocabulary=VOCABULARY,
+        lane_count=LANES,
+        end_tokens=(END_TOKEN,),
+        submodels=(
+            SubmodelFacts(name="prefill_b1", task="prefill", batch_max=1, tokens_max=CONTEXT),
+            SubmodelFacts(name="decode_b1", task="decode", batch_max=1, tokens_max=1),
+        ),
+        chip_bytes=(100,),
+        chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
+        trials=(
+            Trial(origin="golden", prompt=(1, 2, 3), forced=(4, 5)),
+            Trial(origin="warmup", prompt=(9,), forced=()),
+        ),
+    )
+
+
+def healthy(now_ns: int) -> HealthFacts:
+    """Return a healthy answer."""
+    return HealthFacts(
+        state="ok",
+        device_epoch=1,
+        sticky=0,
+        advised=0,
+        observed_ns=now_ns,
+        last_progress_ns=now_ns,
+        used_bytes=(0,),
+        counters=(),
+    )
