@@ -29,7 +29,7 @@ $(BIN)/python:
 
 # Reinstalled when the package's definition or the C sources change: the library is built by the install.
 $(STAMP): pyproject.toml $(NATIVE) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $(STAMP)
 
 demo: $(STAMP)

@@ -204,9 +204,7 @@ def destroy_buffer(calls: DeviceCalls, buffer: Buffer, graveyard: Graveyard) -> 
         for direction in (npurt.IN, npurt.OUT):
             pointer = buffer.pointers.get(direction)
             if pointer is not None:
-                calls.library.call(
-                    "npurt_buffer_destroy", pointer, about=f"buffer/{buffer.number}"
-                )
+                calls.library.call("npurt_buffer_destroy", pointer, about=f"buffer/{buffer.number}")
                 del buffer.pointers[direction]
     except DeviceError as error:
         bury_buffer(buffer, graveyard, str(error))

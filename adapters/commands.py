@@ -92,9 +92,7 @@ class Commands:
                 effect.rows, vocabulary=model.vocabulary, positions_max=model.context_tokens
             )
         except ValueError as error:
-            refusal = SubmitRefused(
-                job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error)
-            )
+            refusal = SubmitRefused(job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error))
             self._post(refusal)
             return
         begun_ns = self._clock.now_ns()
@@ -138,9 +136,7 @@ class Commands:
             kv_txn=effect.job,
         )
         ticket = ctypes.c_uint64(0)
-        answer = self._calls.attempt(
-            "npurt_job_submit", ctypes.byref(params), ctypes.byref(ticket)
-        )
+        answer = self._calls.attempt("npurt_job_submit", ctypes.byref(params), ctypes.byref(ticket))
         return answer, ticket.value
 
     # -------------------------------------------------------------------------- KV
@@ -243,9 +239,7 @@ class Commands:
         )
         bank = ctypes.c_void_p()
         kv = npurt.KvParams(layout=model.kv_layout, lanes=effect.lane_count)
-        call(
-            "npurt_kv_open", model.calbin, ctypes.byref(kv), ctypes.byref(bank), about=about
-        )
+        call("npurt_kv_open", model.calbin, ctypes.byref(kv), ctypes.byref(bank), about=about)
         model.bank = bank
         parts = {part.name: part for part in model.submodels}
         for plan in effect.buffers:
@@ -383,9 +377,7 @@ class Commands:
         return buffer
 
 
-def _kv_failure(
-    blamed: KvOperation, job: int | None, code: int, *, reason: str
-) -> KvApplyFailed:
+def _kv_failure(blamed: KvOperation, job: int | None, code: int, *, reason: str) -> KvApplyFailed:
     return KvApplyFailed(
         job=job,
         lane=blamed.lane,

@@ -117,9 +117,7 @@ class NpurtDevice:
         self._slice_ns = max(1, int(SLICE_NS * scale))
         self._options = options if options is not None else ArtifactOptions()
         self._own_clock = (
-            DeviceClock(calls, stepped=self.stepped, scale=scale)
-            if simulator is not None
-            else None
+            DeviceClock(calls, stepped=self.stepped, scale=scale) if simulator is not None else None
         )
         self._clock: Clock = self._own_clock if self._own_clock is not None else MonotonicClock()
         self._described = read_device(calls, url=url, index=index)
@@ -212,8 +210,13 @@ class NpurtDevice:
             return False
         if not self.stepped or self.simulator is None:
             return False if self._threads else self._pass_time(until_ns)
-        with self.calls.shared():
-            moved = self._step_device(self.simulator, until_ns)
+        try:
+            with self.calls.shared():
+                moved = self._step_device(self.simulator, until_ns)
+        except DeviceError:
+            if not self.calls.closed:
+                raise
+            return False
         self._waiting.wake()
         return moved
 

@@ -67,9 +67,7 @@ def _describe(point: EntryPoint) -> ListedDevice:
     except Exception as broken:
         error = f"{type(broken).__name__}: {broken}"
     distribution = "laneway" if point.name in BUILT_IN else getattr(point.dist, "name", "unknown")
-    return ListedDevice(
-        name=point.name, target=point.value, distribution=distribution, error=error
-    )
+    return ListedDevice(name=point.name, target=point.value, distribution=distribution, error=error)
 
 
 def _find_opener(name: str) -> Callable[..., Any]:

@@ -44,9 +44,7 @@ def read_device(calls: DeviceCalls, *, url: str, index: int) -> Described:
         calls.library.call("npurt_device_describe", index, ctypes.byref(desc))
     health = npurt.Health()
     calls.call("npurt_device_health", ctypes.byref(health))
-    chips = tuple(
-        chip for chip in range(npurt.MAX_CHIPS) if desc.chip_present_mask & (1 << chip)
-    )
+    chips = tuple(chip for chip in range(npurt.MAX_CHIPS) if desc.chip_present_mask & (1 << chip))
     capabilities = tuple(_read_capabilities(calls))
     backend = _text(calls.library.info.backend_name) or npurt.BACKENDS.get(
         calls.library.info.backend_kind, "unknown"

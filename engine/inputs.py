@@ -28,10 +28,7 @@ class ChipFacts:
 
 @attrs.frozen(kw_only=True)
 class DeviceFacts:
-    """What the device says of itself when it is opened (E24.
-
-    The versions are part of every fingerprint).
-    """
+    """What the device says of itself when opened; versions are part of any fingerprint (E24)."""
 
     url: str
     backend: str

@@ -89,9 +89,9 @@ def validated(draft: Draft, taken: ArtifactValidated) -> None:
 
 
 def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
-    """Return why an artifact cannot run here, or "" (R9.1.
+    """Return why an artifact cannot run here, or "".
 
-    Over-commit is refused before anything is configured).
+    Why: over-commit is refused before anything is configured (R9.1).
     """
     if len(taken.chip_bytes) > len(taken.chips):
         return f"it needs {len(taken.chip_bytes)} chips, the device has {len(taken.chips)}"

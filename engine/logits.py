@@ -24,10 +24,9 @@ from laneway.engine.candidates import CANDIDATES_MAX
 from laneway.engine.choosing import choose
 from laneway.engine.draw import uniform
 from laneway.engine.histogram import BINS
+from laneway.engine.inputs import NO_TOKEN
 from laneway.engine.jit import entry, inner
 from laneway.engine.sampling import GREEDY_BELOW, Sampling
-
-NO_TOKEN = -1
 
 WANT_NOTHING = 0
 WANT_SCAN = 1

@@ -12,6 +12,10 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 
 
+def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:
+    return (stop,) if isinstance(stop, str) else tuple(stop)
+
+
 @attrs.frozen(kw_only=True)
 class Request:
     """A request for tokens.
@@ -27,7 +31,7 @@ class Request:
     prompt: str | Sequence[int]
     max_tokens: int = 64
     sampling: Sampling = attrs.Factory(Sampling)
-    stop: tuple[str, ...] = attrs.field(default=(), converter=lambda stop: _as_tuple(stop))
+    stop: tuple[str, ...] = attrs.field(default=(), converter=_as_tuple)
     ignore_eos: bool = False
     deadline_s: float | None = None
     client_id: str | None = None
@@ -51,10 +55,6 @@ class Request:
             raise ValueError(f"deadline_s must be a positive time, not {self.deadline_s}")
         if self.client_id is not None and len(self.client_id) > CLIENT_ID_CHARACTERS_MAX:
             raise ValueError(f"client_id has at most {CLIENT_ID_CHARACTERS_MAX} characters")
-
-
-def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:
-    return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
 def _check_tokens(prompt: Sequence[int]) -> None:

@@ -67,7 +67,7 @@ def _open(path: Path, mode: str) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA cell_size_check=ON")
-    except sqlite3.Error:
+    except BaseException:
         connection.close()
         raise
     return connection
@@ -84,7 +84,7 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         if error.sqlite_errorcode & 0xFF not in blocked or size_bytes(log_path(path)) > 0:
             raise
         return _open(path, "mode=ro&immutable=1")
-    except sqlite3.Error:
+    except BaseException:
         connection.close()
         raise
     return connection
@@ -105,9 +105,15 @@ def size_bytes(path: Path) -> int:
 
 @contextmanager
 def reading_errors(path: Path) -> Iterator[None]:
-    """Turn errors of SQLite while reading into a JournalFormatError with one clear line."""
+    """Turn errors of SQLite while reading into a JournalFormatError with one clear line.
+
+    Why UnicodeDecodeError: the driver raises it in place of its own error when the message quotes
+    a damaged name.
+    """
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise JournalFormatError(f"{path} is damaged ({error}): use a copy of it") from error
     except sqlite3.Error as error:
         raise _read_error(path, error) from error
     except sqlalchemy.exc.DBAPIError as error:
@@ -119,6 +125,8 @@ def writing_errors(path: Path) -> Iterator[None]:
     """Turn errors of SQLite while writing into a JournalWriteError with one clear line."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise JournalFormatError(f"{path} is damaged ({error}): use a copy of it") from error
     except sqlite3.Error as error:
         raise write_error(path, error) from error
     except sqlalchemy.exc.DBAPIError as error:

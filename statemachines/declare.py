@@ -129,7 +129,7 @@ def _read_table(judge: TransitionsMachine, triggers: tuple[str, ...]) -> dict[tu
     table: dict[tuple[str, str], str] = {}
     for trigger in triggers:
         for source, found in judge.events[trigger].transitions.items():
-            table[source, trigger] = found[0].dest
+            table[source, trigger] = str(found[0].dest)
     return table
 
 

@@ -12,9 +12,10 @@ from laneway.statemachines.declare import RECOVERY
 HEAD = """\
 # Lifecycles
 
-Generated from `statemachines/` by `laneway machines --markdown`; a test keeps it current. "Decided by" names the function under
-`engine/`. Edges decided by "{recovery}" are declared because the lifecycle has them, and stay closed while the reset budget is 0:
-every fault ends in device state `lost` (G7).
+Generated from `statemachines/` by `laneway machines --markdown`; a test keeps it current.
+"Decided by" names the function under `engine/`. Edges decided by "{recovery}" are declared
+because the lifecycle has them, and stay closed while the reset budget is 0: every fault ends in
+device state `lost` (G7).
 """
 
 

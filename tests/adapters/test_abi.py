@@ -156,7 +156,9 @@ npurt_status npurt_last_error(char *buf, uint64_t cap) {
 @needs_compiler
 @pytest.mark.parametrize(("major", "minor"), [(1, 1), (0, 0)])
 def test_another_version_is_refused(tmp_path: Path, major: int, minor: int) -> None:
-    others = [name for name in PROTOTYPES if name not in ("npurt_abi_negotiate", "npurt_last_error")]
+    others = [
+        name for name in PROTOTYPES if name not in ("npurt_abi_negotiate", "npurt_last_error")
+    ]
     stubs = tmp_path / "stubs.c"
     stubs.write_text("\n".join(f"int {name}(void) {{ return 0x0F01; }}" for name in others))
     source = tmp_path / "mismatched.c"

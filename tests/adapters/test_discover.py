@@ -91,7 +91,9 @@ def test_a_url_without_a_name_is_refused(url: str) -> None:
 
 
 def test_places_and_options_are_taken_apart() -> None:
-    assert parse_rest("tiny?seed=7&faults=%2Ftmp%2Fa%20b", known=("seed", "faults"), scheme="sim") == (
+    assert parse_rest(
+        "tiny?seed=7&faults=%2Ftmp%2Fa%20b", known=("seed", "faults"), scheme="sim"
+    ) == (
         "tiny",
         {"seed": "7", "faults": "/tmp/a b"},
     )

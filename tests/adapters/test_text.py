@@ -3,16 +3,19 @@
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from laneway.adapters.manifest import TOKENIZER_NAME
+from laneway.adapters.manifest import TOKENIZER_NAME, Manifest
+from laneway.adapters.rooted import open_root
 from laneway.adapters.stopping import StopMatcher
-from laneway.adapters.text import TokenIdsText, TokenizerText
-from laneway.engine.errors import InternalError
+from laneway.adapters.text import TokenIdsText, TokenizerText, open_text
+from laneway.engine.errors import InternalError, ModelError
 
 ROOT = Path(__file__).parents[2]
 TOKENIZER = ROOT / "models" / "demo-shakespeare" / TOKENIZER_NAME
@@ -239,6 +242,16 @@ def test_content_path_and_rubbish() -> None:
         TokenizerText(b"{}")
     with pytest.raises(ValueError, match="no tokenizer"):
         TokenizerText(TOKENIZER.with_name("missing.json"))
+
+
+def test_model_folders_with_and_without_tokenizer(tmp_path: Path) -> None:
+    manifest = cast(Manifest, SimpleNamespace(eos_token_ids=(0,)))
+    text = open_text(open_root(TOKENIZER.parent), manifest)
+    assert text.encode("to be") == TEXT.encode("to be")
+    assert not open_text(open_root(ROOT / "models" / "tiny-dense"), manifest).has_text
+    (tmp_path / TOKENIZER_NAME).write_text("[]")
+    with pytest.raises(ModelError, match=r"tokenizer\.json: no tokenizer"):
+        open_text(open_root(tmp_path), manifest)
 
 
 def test_end_tokens_have_no_text_even_if_not_special() -> None:

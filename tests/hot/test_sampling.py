@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from laneway.engine import bf16, bounds, logits
+from laneway.engine import bf16, bounds, groups, logits
+from laneway.engine.inputs import NO_TOKEN
 from laneway.engine.logits import SamplerScratch, SamplingArrays
 from laneway.engine.sampling import Sampling
 
@@ -205,6 +206,28 @@ def test_hand_computed_draws() -> None:
         assert token == (1 if uniform(9, position) * 6.0 < 4.0 else 2)
 
 
+def test_points_on_a_border_belong_to_the_next_entry() -> None:
+    """Two entries of weight 1, then three of 1/2 (mass 3.5), borders hit exactly."""
+    sizes, weights = np.array([2, 3]), np.array([1.0, 0.5])
+    points = [0.0, 0.999, 1.0, 1.999, 2.0, 2.499, 2.5, 2.999, 3.0, 3.499]
+    picked = [groups.pick(sizes, weights, 2, point) for point in points]
+    first, second = [(0, i) for i in (0, 0, 1, 1)], [(1, i) for i in (0, 0, 1, 1, 2, 2)]
+    assert picked == first + second
+    for target, size_of_first, size_of_second, mass in (
+        (0.1, 1, 0, 1.0),
+        (1.0, 1, 0, 1.0),
+        (1.001, 2, 0, 2.0),
+        (2.0, 2, 0, 2.0),
+        (2.5, 2, 1, 2.5),
+        (2.501, 2, 2, 3.0),
+        (3.5, 2, 3, 3.5),
+    ):
+        cut = np.array([2, 3])
+        left, kept_mass = groups.cut_top_p(cut, weights, 2, target)
+        sizes_left = [*cut[:left].tolist(), 0][:2]
+        assert (sizes_left, kept_mass) == ([size_of_first, size_of_second], mass)
+
+
 def test_top_k_keeps_exactly_k_with_ties_to_the_lowest_ids() -> None:
     x = np.zeros(1000)
     x[[3, 500]] = 1.0
@@ -247,7 +270,7 @@ def test_what_is_not_finite_is_never_a_token(size: int, expected: int, temperatu
         rows[2 * i, place] = bits
     sampling = Sampling(temperature=temperature, seed=3)
     tokens, status = run(rows, [sampling] * len(rows), [0] * len(rows))
-    assert (status[::2] == expected).all() and (tokens[::2] == logits.NO_TOKEN).all()
+    assert (status[::2] == expected).all() and (tokens[::2] == NO_TOKEN).all()
     assert (status[1::2] == bf16.ROW_OK).all()
     assert tokens[1::2].tolist() == [reference(row, sampling, 0) for row in rows[1::2]]
     scanned = np.full(len(rows), 99, np.int8)
@@ -293,7 +316,7 @@ def test_impossible_parameters_fail_their_own_row_only(name: str, value: float) 
     tokens, status = np.zeros(2, np.int32), np.zeros(2, np.int8)
     logits.sample_rows(rows, arrays, SamplerScratch.allocate(200), tokens, status)
     assert status.tolist() == [bf16.ROW_PARAMETERS, bf16.ROW_OK]
-    assert tokens.tolist() == [logits.NO_TOKEN, reference(rows[1], Sampling(seed=1), 4)]
+    assert tokens.tolist() == [NO_TOKEN, reference(rows[1], Sampling(seed=1), 4)]
 
 
 def test_a_row_is_read_only_as_far_as_it_is_wanted() -> None:

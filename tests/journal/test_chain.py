@@ -25,9 +25,9 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a small journal that verifies: an engine opens and closes with nothing to do."""
     path = tmp_path_factory.mktemp("chain") / "original.db"
     with open_journal(path) as journal:
-        run_core(journal, prompts=())
+        run_core(journal, load=False)
         assert verify(journal).ok
-        assert 8 <= journal.head()[0] <= 60
+        assert journal.head()[0] == 3
     return path
 
 
@@ -80,10 +80,10 @@ def test_the_chain_as_documented(original: Path) -> None:
 
 
 def changes(value: Any) -> Iterator[Any]:
-    """Return the value with each byte changed in three ways."""
+    """Return the value with each byte changed in two ways."""
     raw = value if isinstance(value, bytes) else struct.pack(">q", value)
     for index in range(len(raw)):
-        for mask in (0x01, 0x20, 0x80):
+        for mask in (0x01, 0x80):
             changed = bytearray(raw)
             changed[index] ^= mask
             yield bytes(changed) if isinstance(value, bytes) else struct.unpack(">q", changed)[0]
@@ -91,10 +91,8 @@ def changes(value: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("column", COLUMNS)
 def test_every_byte_of_every_column(victim: Path, column: str) -> None:
-    """Every byte of the row chosen for the column, and a few bytes of every other row."""
     rows = rows_of(victim)
     position = COLUMNS.index(column)
-    draw = random.Random(column)
     connection = sqlite3.connect(victim, isolation_level=None)
     connection.execute("PRAGMA synchronous=OFF")
     journal = open_journal(victim, read_only=True)
@@ -115,10 +113,8 @@ def test_every_byte_of_every_column(victim: Path, column: str) -> None:
             current["step"] = value
 
     for row in rows:
-        every = list(changes(row[position]))
-        chosen = every if row[0] == 2 else draw.sample(every, min(6, len(every)))
         current = {"step": row[0]}
-        for changed in chosen:
+        for changed in changes(row[position]):
             if column == "step" and any(changed == other[0] for other in rows):
                 continue
             put(row[0], changed)
@@ -142,7 +138,9 @@ def test_another_storage_class(victim: Path, column: str, value: Any) -> None:
     assert question(victim) != ("ok", 0)
 
 
-@pytest.mark.parametrize(("column", "kind"), [("at_ns", "TEXT"), ("at_ns", "REAL"), ("input", "BLOB")])
+@pytest.mark.parametrize(
+    ("column", "kind"), [("at_ns", "TEXT"), ("at_ns", "REAL"), ("input", "BLOB")]
+)
 def test_the_same_bytes_in_another_storage_class(victim: Path, column: str, kind: str) -> None:
     relaxed(victim, f"UPDATE step SET {column} = CAST({column} AS {kind}) WHERE step = 3")
     with open_journal(victim, read_only=True) as journal:
@@ -156,9 +154,7 @@ def relaxed(path: Path, statement: str, values: tuple[Any, ...] = ()) -> None:
     """Run a statement while the table of steps has no types, then put its definition back."""
     connection = sqlite3.connect(path, isolation_level=None)
     (sql,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name='step'").fetchone()
-    loose = (
-        "CREATE TABLE step (step INTEGER PRIMARY KEY, at_ns, input_kind, input, events, chain)"
-    )
+    loose = "CREATE TABLE step (step INTEGER PRIMARY KEY, at_ns, input_kind, input, events, chain)"
     define(connection, loose)
     connection.close()
     tamper(path, (statement, values))
@@ -180,10 +176,10 @@ INSERT = f"INSERT INTO step ({', '.join(COLUMNS)}) "
 @pytest.mark.parametrize(
     ("statements", "step"),
     [
-        (["DELETE FROM step WHERE step = 3"], 3),
+        (["DELETE FROM step WHERE step = 2"], 2),
         (["DELETE FROM step WHERE step = 1"], 1),
-        (["DELETE FROM step WHERE step < 4"], 1),
-        (["DELETE FROM step WHERE step = 3", "UPDATE step SET step = step - 1 WHERE step > 3"], 3),
+        (["DELETE FROM step WHERE step < 3"], 1),
+        (["DELETE FROM step WHERE step = 2", "UPDATE step SET step = step - 1 WHERE step > 2"], 2),
         (
             [
                 "UPDATE step SET step = -2 WHERE step = 2",
@@ -196,8 +192,16 @@ INSERT = f"INSERT INTO step ({', '.join(COLUMNS)}) "
         ([INSERT + "SELECT -9, 0, input_kind, input, events, chain FROM step WHERE step = 1"], 1),
         ([INSERT + "SELECT -9223372036854775808, 0, 'x', '', '', zeroblob(32)"], 1),
         ([INSERT + "SELECT 9223372036854775807, 0, 'x', '', '', zeroblob(32)"], None),
-        ([INSERT + "SELECT max(step) + 1, at_ns, input_kind, input, events, chain FROM step"], None),
-        (["UPDATE meta SET value = replace(value, substr(value, 1, 1), 'z') WHERE key = 'journal_id'"], 1),
+        (
+            [INSERT + "SELECT max(step) + 1, at_ns, input_kind, input, events, chain FROM step"],
+            None,
+        ),
+        (
+            [
+                "UPDATE meta SET value = replace(value, substr(value, 1, 1), 'z') WHERE key = 'journal_id'"
+            ],
+            1,
+        ),
         (["UPDATE meta SET value = CAST(x'ff' AS TEXT) WHERE key = 'journal_id'"], 1),
         (["UPDATE step SET input = CAST(CAST(input AS BLOB) || x'ff' AS TEXT) WHERE step = 3"], 3),
         (["UPDATE step SET events = events || ' ' WHERE step = 3"], 3),
@@ -273,7 +277,7 @@ def test_a_flipped_bit_of_the_file_never_changes_the_history(victim: Path) -> No
         expected = list(journal.read())
     draw = random.Random(5)
     found = 0
-    for _ in range(250):
+    for _ in range(80):
         changed = bytearray(raw)
         changed[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
         victim.write_bytes(changed)
@@ -282,4 +286,4 @@ def test_a_flipped_bit_of_the_file_never_changes_the_history(victim: Path) -> No
             continue
         with open_journal(victim, read_only=True) as journal:
             assert list(journal.read()) == expected
-    assert found > 50
+    assert found > 10

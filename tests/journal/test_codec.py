@@ -63,8 +63,10 @@ def instances_of(cls: type) -> st.SearchStrategy[Any]:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 63) - 1) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4).map(tuple)
-    | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
     max_leaves=8,
 )
 EVENTS = st.lists(
@@ -259,7 +261,11 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
         ("LoadRequested", b'[1,1,"\xff","x"]', "UTF-8"),
         ("CloseRequested", b"[1,1]", "Expected `bool`, got `int`"),
         ("KvApplied", b"[1,[1,[2]]]", "Expected `int`, got `array`"),
-        ("RequestSubmitted", b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5],[],false,null,null]', "temperature"),
+        (
+            "RequestSubmitted",
+            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5],[],false,null,null]',
+            "temperature",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(kind: str, text: bytes, says: str) -> None:

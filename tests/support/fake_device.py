@@ -233,6 +233,11 @@ class FakeDevice:
         return tuple(self._running)
 
     @property
+    def executed_jobs(self) -> list[SubmitJob]:
+        """Jobs the engine handed over, in order, whatever became of them."""
+        return [effect for effect in self.executed if isinstance(effect, SubmitJob)]
+
+    @property
     def has_work(self) -> bool:
         """Whether effects wait for execution."""
         return bool(self._effects)

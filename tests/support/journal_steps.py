@@ -143,13 +143,15 @@ def run_core(
     journal: JournalPort,
     *,
     prompts: Iterable[tuple[int, ...]] = ((3, 1, 4), (1, 5), (9, 2, 6, 5)),
+    load: bool = True,
     fault: bool = False,
     wall_clock_ns: int = 1_700_000_000_000_000_000,
 ) -> None:
     """Run the real core on the fake device for one incarnation, step by step, into a journal.
 
     One model is loaded, every prompt is answered (the last one is cancelled early), then the engine
-    closes; with ``fault`` the third job of a request ends in a device exception instead.
+    closes; with ``fault`` the third job of a request ends in a device exception instead. Without
+    ``load`` the engine opens and closes.
     """
     state = initial_state()
     for step in journal.read():
@@ -159,23 +161,20 @@ def run_core(
         device.on_result = _Fault()
     inbox: deque[Input] = deque()
     device.start(inbox.append, threads=False)
-    wanted: deque[Input] = deque(
-        [started(journal.tokens, wall_clock_ns), LoadRequested(model=state.next_model, alias="m", source="x")]
-    )
-    first = state.next_request
-    later: deque[Input] = deque(
-        submitted(first + index, prompt) for index, prompt in enumerate(prompts)
-    )
-    later.append(CancelRequested(request=first + len(later) - 1))
+    wanted: deque[Input] = deque([started(journal.tokens, wall_clock_ns)])
+    later: deque[Input] = deque()
+    if load:
+        wanted.append(LoadRequested(model=state.next_model, alias="m", source="x"))
+        first = state.next_request
+        later.extend(submitted(first + index, prompt) for index, prompt in enumerate(prompts))
+        later.append(CancelRequested(request=first + len(later) - 1))
     later.append(CloseRequested(drain=True))
     while True:
         if inbox or wanted:
             one = inbox.popleft() if inbox else wanted.popleft()
             at_ns = max(state.now_ns, device.clock.now_ns())
             decision = decide(state, one, at_ns)
-            journal.append(
-                [Step(step=state.step, at_ns=at_ns, taken=one, events=decision.events)]
-            )
+            journal.append([Step(step=state.step, at_ns=at_ns, taken=one, events=decision.events)])
             for effect in decision.effects:
                 if isinstance(effect, get_args(DeviceEffect)):
                     device.execute(effect)
@@ -235,3 +234,15 @@ def tamper(path: Path, *statements: tuple[str, tuple[object, ...]]) -> None:
         connection.execute("COMMIT")
     finally:
         connection.close()
+
+
+def end_requests(journal: JournalPort) -> None:
+    """Cancel what a dead incarnation left open, so that the next one may begin."""
+    state = initial_state()
+    for step in journal.read():
+        fold(state, step)
+    for number in sorted(state.requests):
+        taken = CancelRequested(request=number)
+        at_ns = state.now_ns
+        events = decide(state, taken, at_ns).events
+        journal.append([Step(step=state.step, at_ns=at_ns, taken=taken, events=events)])

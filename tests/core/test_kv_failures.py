@@ -1,0 +1,151 @@
+"""KV operation lists that are not applied: no loop, no abort, no doubtful lane in use (R2.3, R7.7).
+
+RESERVE before anything is applied costs a try; COMMIT and RELEASE, or an answer that says unknown,
+cost the lane; too many lost lanes cost the device (rows 19 and 20).
+"""
+
+import pytest
+from support.fake_device import FakeDevice, KvFault
+from support.rig import Rig
+from support.script import begin, points, small_artifact
+
+from laneway.engine import Limits, ModelError, RequestLostError
+
+TIGHT = Limits(kv_retries_max=3)
+
+
+def unknown_lanes(rig: Rig) -> int:
+    return sum(lane.state == "unknown" for lane in rig.state.lanes.values())
+
+
+def test_a_reserve_that_fails_once_costs_nobody_a_token() -> None:
+    for rig in points(stride=3):
+        rig.device.kv_faults = [KvFault(verb="RESERVE")]
+        rig.run()
+        rig.check_answers()
+        rig.check_idle()
+        rig.close()
+
+
+def test_a_reserve_that_always_fails_ends_each_request_within_the_retries() -> None:
+    rig = begin()
+    rig.device.kv_faults = [KvFault(verb="RESERVE", times=1000)]
+    rig.run()
+    for one in rig.streams:
+        error = one.stream.result().error
+        assert isinstance(error, RequestLostError) and "refused (4 times)" in str(error)
+    assert len(rig.events("job", "refuse")) == 4 * len(rig.streams)
+    rig.check_idle()
+    rig.device.kv_faults = []
+    again = rig.submit([5, 5])
+    rig.run()
+    assert again.result().error is None
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    "fault", [KvFault(verb="COMMIT"), KvFault(verb="RESERVE", unknown=True)], ids=lambda f: f.verb
+)
+def test_a_doubtful_lane_costs_its_sequence_and_is_not_used_again(fault: KvFault) -> None:
+    rig = Rig()
+    streams = [rig.submit([number + 1, 2], seed=number, max_tokens=5) for number in range(12)]
+    rig.run_actions(40)
+    rig.device.kv_faults = [fault]
+    rig.run()
+    failed = [stream for stream in streams if stream.result().error is not None]
+    assert len(failed) == 1
+    assert "in doubt" in str(failed[0].result().error)
+    assert unknown_lanes(rig) == 1
+    (event,) = rig.events("lane", "suspect")
+    bound = [e.entities for e in rig.events("lane", "bind") if e.entities == event.entities]
+    again = [e for e in after(rig, event) if e.machine == "lane" and e.entities == event.entities]
+    assert bound and not again
+    rig.check_answers(ended_early=failed)
+    rig.close()
+
+
+def after(rig: Rig, event: object) -> list[object]:
+    """Return the events that follow a given one."""
+    every = rig.events_of_all()
+    return list(every[every.index(event) + 1 :])  # type: ignore[arg-type]
+
+
+def test_a_release_that_fails_costs_the_lane_only() -> None:
+    rig = Rig()
+    rig.device.kv_faults = [KvFault(verb="RELEASE")]
+    for number in range(6):
+        rig.submit([number + 1, 2], seed=number, max_tokens=3)
+    rig.run()
+    assert rig.state.device.state == "serving"
+    ended = [one.stream for one in rig.streams if one.stream.result().error is not None]
+    assert len(ended) <= 1, "at most the sequence that had the lane next"
+    rig.check_answers(ended_early=ended)
+    assert unknown_lanes(rig) == 1
+    rig.close()
+
+
+@pytest.mark.parametrize("verb", ["COMMIT", "RELEASE", "ROLLBACK", "RESERVE"])
+@pytest.mark.parametrize("unknown", [False, True])
+def test_any_failed_operation_at_every_point_keeps_every_promise(verb: str, unknown: bool) -> None:
+    for rig in points(stride=3):
+        rig.device.kv_faults = [KvFault(verb=verb, unknown=unknown)]
+        rig.streams[0].stream.cancel()
+        rig.run()
+        rig.check_answers(ended_early=[one.stream for one in rig.streams])
+        rig.close()
+
+
+def test_more_than_a_quarter_of_unknown_lanes_lose_the_device() -> None:
+    rig = Rig()
+    rig.device.kv_faults = [KvFault(verb="COMMIT", times=3)]
+    for number in range(8):
+        rig.submit([number + 1, 2], seed=number, max_tokens=5)
+    rig.run(until=lambda: unknown_lanes(rig) == 2)
+    assert rig.state.device.state == "serving"
+    rig.run()
+    assert rig.state.device.state == "lost"
+    assert "3 of 8 lanes is in doubt" in rig.engine.health().reason
+    rig.check_answers(ended_early=[one.stream for one in rig.streams])
+    rig.close()
+    assert rig.device.closes == [True]
+
+
+def test_unknown_lanes_leave_with_their_model() -> None:
+    rig = Rig()
+    rig.device.kv_faults = [KvFault(verb="COMMIT")]
+    failed = rig.submit([1, 2])
+    rig.run()
+    assert failed.result().error is not None and unknown_lanes(rig) == 1
+    rig.engine.unload("m")
+    assert not rig.state.lanes
+    rig.engine.load("m", "source")
+    assert unknown_lanes(rig) == 0
+    rig.submit([1, 2])
+    rig.run()
+    rig.check_answers(ended_early=[failed])
+    rig.close()
+
+
+@pytest.mark.parametrize("verb", ["RESERVE", "COMMIT", "RELEASE"])
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("times", [1, 500])
+def test_a_load_with_failing_kv_ends(verb: str, unknown: bool, times: int) -> None:
+    rig = Rig(load=False)
+    rig.device.kv_faults = [KvFault(verb=verb, unknown=unknown, times=times)]
+    try:
+        rig.engine.load("m", "source")
+    except ModelError as refused:
+        assert "m" in str(refused)
+    assert len(rig.events("job", "refuse")) <= 25, "bounded retries"
+    rig.device.kv_faults = []
+    rig.close()
+
+
+def test_small_artifact_loses_the_device_with_its_first_doubtful_lane() -> None:
+    rig = Rig(device=FakeDevice(artifact=small_artifact))
+    rig.device.kv_faults = [KvFault(verb="COMMIT")]
+    stream = rig.submit([1, 2])
+    rig.run()
+    assert rig.state.device.state == "lost", "one of two lanes is more than a quarter"
+    assert stream.result().error is not None
+    rig.close()
