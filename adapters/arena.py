@@ -48,14 +48,15 @@ class Arena:
         """Return an array over a part of the memory. Raises: ValueError if it does not fit."""
         if self._export is None:
             raise ValueError("the arena is closed")
-        kind = np.dtype(dtype)
+        kind: np.dtype[np.generic] = np.dtype(dtype)
         count = int(np.prod(shape, dtype=np.int64))
         if offset < 0 or offset + count * kind.itemsize > self.byte_count:
             raise ValueError(
                 f"{count} items of {kind.itemsize} bytes at {offset} do not fit the arena's"
                 f" {self.byte_count} bytes"
             )
-        return np.frombuffer(self._export, dtype=kind, count=count, offset=offset).reshape(shape)
+        export = memoryview(self._export).cast("B")
+        return np.frombuffer(export, dtype=kind, count=count, offset=offset).reshape(shape)
 
     def wipe(self) -> None:
         """Overwrite everything with zeros (E4)."""

@@ -21,7 +21,7 @@ from laneway.engine.effects import SubmitRow
 from laneway.engine.errors import DeviceError, InternalError
 from laneway.engine.lanes import PACK_OK, PACK_STATUS_NAMES, pack_lanes
 
-_DTYPES = {
+_DTYPES: dict[int, type[np.generic]] = {
     npurt.DTYPE_INT32: np.int32,
     npurt.DTYPE_UINT64: np.uint64,
     npurt.DTYPE_FLOAT32: np.float32,

@@ -2,11 +2,12 @@
 
 Each group of commands has a file of its own (cli_run.py, cli_model.py, …). Here are the
 application, ``--debug``, and the way errors leave: one line on stderr with what to do next, and an
-exit code (adapters/exits.py).
+exit code (adapters/exits.py). That holds for a mistyped option too.
 """
 
 import logging
 import sys
+import traceback
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -14,11 +15,16 @@ import typer
 from rich.console import Console
 
 from laneway.adapters import cli_devices, cli_journal, cli_machines, cli_model, cli_run
-from laneway.adapters.exits import describe, exit_code
+from laneway.adapters.exits import USAGE, describe, exit_code, is_help
 
 app = typer.Typer(
     name="laneway",
-    help="Serve LLMs on an NPU board with every event in a journal.",
+    help="""Serve LLMs on an NPU board with every event in a journal.
+
+    Examples: laneway run "ROMEO." --max-tokens 32
+
+    laneway --debug run "ROMEO." --model somewhere
+    """,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -49,7 +55,8 @@ def options(
     """Set what holds for every command."""
     logging.basicConfig(
         stream=sys.stderr,
-        level=logging.DEBUG if debug else logging.CRITICAL,
+        # Without --debug nothing is logged: what a person must know is the one line of an error.
+        level=logging.DEBUG if debug else logging.CRITICAL + 1,
         format="%(levelname)s %(name)s: %(message)s",
     )
 
@@ -61,14 +68,17 @@ def main() -> None:
     if debug:
         sys.argv.insert(1, "--debug")
     try:
-        app()
+        code = app(standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
+        if is_help(error):
+            sys.exit(USAGE)
         if debug:
-            raise
+            traceback.print_exception(error)
         Console(stderr=True, soft_wrap=True).print(
             f"laneway: {describe(error)}", style="red", markup=False, highlight=False
         )
         sys.exit(exit_code(error))
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ from laneway.journal.replay import VerifyReport, fold, verify
 from laneway.journal.stats import stats
 from laneway.journal.timeline import in_flight_at, show, step_record, timeline
 
-app = typer.Typer(help="Look into a journal, fold it, prove it, copy it.", no_args_is_help=True)
+app = typer.Typer(
+    help="""Look into a journal, fold it, prove it, copy it.
+
+    Examples: laneway journal stats run.db
+
+    laneway journal verify run.db
+    """,
+    no_args_is_help=True,
+)
 
 File = Annotated[str, typer.Argument(help="Journal file.")]
 Json = Annotated[bool, typer.Option("--json", help="JSON lines.")]

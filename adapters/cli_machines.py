@@ -13,7 +13,7 @@ from laneway.statemachines.coupling import couplings_of
 from laneway.statemachines.declare import RECOVERY
 from laneway.statemachines.draw import markdown
 
-app = typer.Typer(help="Show the declared lifecycles: what is permitted.")
+app = typer.Typer()
 
 
 @app.callback(invoke_without_command=True)
@@ -24,7 +24,7 @@ def machines(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One object a transition.")] = False,
 ) -> None:
-    """List machines, states and triggers.
+    """Show the declared lifecycles: machines, states and triggers, what is permitted.
 
     Examples:
         laneway machines

@@ -18,7 +18,15 @@ from laneway.adapters.exits import ANSWER_IS_NO, DONE
 from laneway.adapters.verifying import Forcing
 from laneway.engine.errors import ConfigurationError
 
-app = typer.Typer(help="Pack, inspect and verify models.", no_args_is_help=True)
+app = typer.Typer(
+    help="""Pack, inspect and verify models.
+
+    Examples: laneway model inspect models/tiny-moe
+
+    laneway model verify models/tiny-moe
+    """,
+    no_args_is_help=True,
+)
 VERIFY_DEVICE = "sim:?clock=virtual&capture=1"
 
 
@@ -101,10 +109,10 @@ def verify(
     opened = open_device(_with_capture(device))
     if not isinstance(opened, NpurtDevice):
         raise ConfigurationError(f"{device}: golden rows can be forced only through npurt devices")
+    console = Console(file=sys.stderr)
+    quiet = as_json or not console.is_terminal
     try:
-        with Progress(
-            console=Console(file=sys.stderr), transient=True, disable=as_json
-        ) as progress:
+        with Progress(console=console, transient=True, disable=quiet) as progress:
             task = progress.add_task("golden runs")
             verdict = Forcing(opened, str(folder)).verify(
                 lambda done, of: progress.update(task, completed=done, total=of)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,21 @@ import typer
 from rich.console import Console
 
 from laneway.adapters import open_device
+from laneway.adapters.device import NpurtDevice
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
 from laneway.adapters.screen import Screen, watch_loading
-from laneway.engine import Engine, Request, RequestError, Result, Sampling, Stream
-from laneway.engine.errors import ConfigurationError
+from laneway.engine import (
+    Engine,
+    ModelError,
+    Request,
+    RequestError,
+    RequestRejectedError,
+    Result,
+    Sampling,
+    Stream,
+    Usage,
+)
+from laneway.engine.errors import ConfigurationError, DeviceLostError
 from laneway.journal import open_journal
 
 
@@ -26,7 +38,7 @@ def run(
         Path | None, typer.Option(help="Calbin or Hugging Face folder; default the shipped demo.")
     ] = None,
     device: Annotated[str, typer.Option(help="Device URL.")] = "sim:",
-    max_tokens: Annotated[int, typer.Option(help="Tokens at most, each.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens at most, each.")] = 64,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
@@ -76,15 +88,8 @@ def run(
         )
         for prompt in wanted
     ]
-    opened = open_journal(journal)
-    try:
-        port = open_device(device)
-    except BaseException:
-        opened.close()
-        raise
-    with Engine(device=port, journal=opened) as engine:
-        with watch_loading(engine, alias, quiet=as_json):
-            engine.load(alias, str(folder))
+    with _open_engine(device, journal) as engine:
+        _load(engine, alias, folder, quiet=as_json)
         results = asyncio.run(_answer(engine, requests, quiet=as_json))
     if as_json:
         for index, result in enumerate(results):
@@ -92,25 +97,77 @@ def run(
     raise typer.Exit(DONE if all(result.error is None for result in results) else ANSWER_IS_NO)
 
 
+def _open_engine(url: str, journal: str | None) -> Engine:
+    """Open device and journal and put an engine over them; nothing stays open if that fails.
+
+    Raises: DeviceError, JournalError, ConfigurationError.
+    """
+    with ExitStack() as undo:
+        port = open_device(url)
+        undo.callback(port.stop)
+        if isinstance(port, NpurtDevice) and port.stepped and not port.virtual:
+            raise ConfigurationError(
+                f"the time of {url} stands still until a program steps it: take clock=real or"
+                " clock=virtual"
+            )
+        opened = open_journal(journal)
+        undo.callback(opened.close)
+        engine = Engine(device=port, journal=opened)
+        undo.pop_all()
+    return engine
+
+
+def _load(engine: Engine, alias: str, folder: Path, *, quiet: bool) -> None:
+    """Load the model. Raises: ModelError, or DeviceLostError where the device is at fault."""
+    try:
+        with watch_loading(engine, alias, quiet=quiet):
+            engine.load(alias, str(folder))
+    except ModelError as error:
+        if engine.health().device == "lost":
+            raise DeviceLostError(str(error)) from error
+        raise
+
+
 async def _answer(engine: Engine, requests: list[Request], *, quiet: bool) -> list[Result]:
     """Submit every request, show the answers as they come, return the endings in prompt order."""
-    streams = [engine.submit(request) for request in requests]
+    streams = [_submit(engine, request) for request in requests]
     names = [
         request.prompt if isinstance(request.prompt, str) else f"{len(request.prompt)} tokens"
         for request in requests
     ]
     with Screen(Console(), names, quiet=quiet) as screen:
-        await asyncio.gather(*(_show(screen, i, stream) for i, stream in enumerate(streams)))
-    return [stream.result() for stream in streams]
+        return await asyncio.gather(
+            *(_show(screen, index, stream) for index, stream in enumerate(streams))
+        )
 
 
-async def _show(screen: Screen, index: int, stream: Stream) -> None:
+def _submit(engine: Engine, request: Request) -> Stream | Result:
+    """Submit a request; one that is refused on the spot has its result, and the others go on."""
+    try:
+        return engine.submit(request)
+    except RequestRejectedError as refused:
+        return Result(
+            request=0,
+            prompt=() if isinstance(request.prompt, str) else tuple(request.prompt),
+            tokens=(),
+            text=None,
+            finish_reason="error",
+            usage=Usage(prompt_tokens=0, completion_tokens=0),
+            error=refused,
+        )
+
+
+async def _show(screen: Screen, index: int, stream: Stream | Result) -> Result:
+    if isinstance(stream, Result):
+        screen.end(index, stream)
+        return stream
     try:
         async for delta in stream:
             screen.add(index, delta)
     except RequestError:
         pass  # the ending below carries it
     screen.end(index, stream.result())
+    return stream.result()
 
 
 def demo_model() -> Path:

@@ -391,7 +391,9 @@ def _kv_failure(blamed: KvOperation, job: int | None, code: int, *, reason: str)
 
 def _csr_values(buffer: Buffer, rows: int) -> ctypes.Array[npurt.CsrValue]:
     """Make the full snapshot of required registers (D7)."""
-    values = []
-    for identity, per_row, default in buffer.submodel.csrs:
-        values += [(identity, row, default) for row in range(rows if per_row else 1)]
+    values = [
+        npurt.CsrValue(identity, row, default)
+        for identity, per_row, default in buffer.submodel.csrs
+        for row in range(rows if per_row else 1)
+    ]
     return (npurt.CsrValue * len(values))(*values)

@@ -239,10 +239,12 @@ class NpurtDevice:
         left_ns = self._slice_ns
         if until_ns is not None:
             left_ns = min(left_ns, max(0, until_ns - self._clock.now_ns()))
-        if self._waiting.tickets:
+        if not self._waiting.tickets:
+            time.sleep(self._clock.real_seconds(left_ns))
+        elif left_ns < self._slice_ns:
             self._collect(left_ns)
         else:
-            time.sleep(self._clock.real_seconds(left_ns))
+            self._collect(None)
         return True
 
     def stop(self) -> None:
@@ -372,16 +374,24 @@ class NpurtDevice:
 
     # ---------------------------------------------------------------------- results
 
-    def _collect(self, timeout_ns: int) -> bool:
+    def _collect(self, timeout_ns: int | None) -> bool:
+        """Wait for one result, None: a slice at most; return whether anything was posted.
+
+        Why everything in flight is given up after a failure: what is not understood now will not
+        be understood in the next slice, and each job must still get one ending.
+        """
         if self.calls.closed or not self._waiting.tickets:
             return False
         try:
             with self.calls.shared():
+                if timeout_ns is None:
+                    timeout_ns = self._waiting.patience_ns(self._slice_ns)
                 return self._waiting.collect(timeout_ns=timeout_ns)
         except Exception as error:
             if self.calls.closed:
                 return False
-            self._report("waiting for results", None, None, error)
+            for effect in self._waiting.drop_all():
+                self._report("waiting for a result", effect.job, effect, error)
             return True
 
     def _wait_for_results(self) -> None:
@@ -392,7 +402,7 @@ class NpurtDevice:
                 if not self._collect(0):
                     self._waiting.sleep(seen)
             elif self._waiting.tickets:
-                self._collect(self._slice_ns)
+                self._collect(None)
             else:
                 self._waiting.sleep(seen)
 

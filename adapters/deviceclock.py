@@ -48,8 +48,10 @@ class DeviceClock:
         return _STEPPED_LOOK_S if self._stepped else duration_ns / 1e9 / self._scale
 
     def stop(self) -> None:
-        """Ask the device no more: it is about to be closed or was abandoned."""
-        self.now_ns()
+        """Ask the device no more: it is about to be closed or was abandoned.
+
+        Why the device is not asked a last time: an abandoned one might not answer (D13).
+        """
         with self._lock:
             if self._stopped_at_ns is None:
                 self._stopped_at_ns = time.monotonic_ns()

@@ -1,5 +1,7 @@
 """Exit codes of the command line, and the one line a user sees when something is wrong."""
 
+import typer
+
 from laneway.engine.errors import (
     CapabilityError,
     DeviceError,
@@ -28,13 +30,21 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (UsageError, USAGE),
     (InternalError, INTERNAL),
     (KeyboardInterrupt, INTERRUPTED),
+    (typer.Abort, INTERRUPTED),
 )
+
+# The base of what the command line parser raises. Why not imported by name: typer brings a parser
+# of its own in some versions and uses the package click in others.
+_COMMAND_LINE_ERROR = typer.BadParameter.__mro__[typer.BadParameter.__mro__.index(Exception) - 1]
+_HELP = "NoArgsIsHelpError"
 
 
 def exit_code(error: BaseException) -> int:
     """Return the exit code of an error; an engine that ended is judged by what ended it."""
     if isinstance(error, EngineClosedError) and error.__cause__ is not None:
         return exit_code(error.__cause__)
+    if isinstance(error, _COMMAND_LINE_ERROR):
+        return USAGE
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
@@ -43,7 +53,24 @@ def exit_code(error: BaseException) -> int:
 
 def describe(error: BaseException) -> str:
     """Return what to print: one line, whatever the error's own text looks like."""
+    if isinstance(error, KeyboardInterrupt | typer.Abort):
+        return "interrupted"
+    if isinstance(error, _COMMAND_LINE_ERROR):
+        return _describe_usage(error)
     text = " ".join(str(error).split()) or type(error).__name__
     if exit_code(error) == INTERNAL:
         return f"internal error ({type(error).__name__}): {text}; run again with --debug"
     return text
+
+
+def is_help(error: BaseException) -> bool:
+    """Tell whether help was shown in place of a command that was not named."""
+    return type(error).__name__ == _HELP and isinstance(error, _COMMAND_LINE_ERROR)
+
+
+def _describe_usage(error: BaseException) -> str:
+    """Say what is wrong with the command line, and where its help is."""
+    text = " ".join(str(getattr(error, "format_message", lambda: error)()).split()).rstrip(".")
+    context = getattr(error, "ctx", None)
+    command = "laneway" if context is None else context.command_path
+    return f"{text}; see {command} --help"

@@ -29,12 +29,10 @@ def find_library(
         (f"named by {VARIABLE}", named.get(VARIABLE)),
         ("the built simulator", str(built)),
     )
-    for _, place in places:
-        # What somebody named is taken or refused; it is never silently replaced by the next place.
-        if place and (Path(place).is_file() or place != str(built)):
-            if not Path(place).is_file():
-                break
-            return Path(place)
+    # What somebody named is taken or refused; it is never silently replaced by the next place.
+    first = next(place for _, place in places if place)
+    if Path(first).is_file():
+        return Path(first)
     looked = "; ".join(f"{how}: {place or 'not set'}" for how, place in places)
     raise ConfigurationError(
         f"no npurt library found ({looked}). Was laneway installed without a C compiler?"

@@ -12,10 +12,10 @@ import attrs
 
 from laneway.adapters import npurt
 from laneway.adapters.buffers import Buffer, SubmodelPart
-from laneway.adapters.placed import PlacedText
 from laneway.adapters.trials import TrialRun
 from laneway.engine.effects import KvOperation, SubmitJob
 from laneway.engine.errors import InternalError
+from laneway.engine.ports import TextPort
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -41,7 +41,7 @@ class LoadedModel:
     context_tokens: int
     kv_layout: int
     chip_mask: int
-    text: PlacedText
+    text: TextPort
     submodels: tuple[SubmodelPart, ...]
     trials: tuple[TrialRun, ...]
     files: ExitStack

@@ -99,4 +99,4 @@ def _push_text(model: LoadedModel, effect: SubmitJob, row: SubmitRow, token: int
     """Hand a sampled token of a request to its text; tell whether a stop string is complete."""
     if effect.origin != "request" or token == NO_TOKEN:
         return False
-    return model.text.push_absolute(row.owner, row.start + len(row.tokens), token)
+    return model.text.push(row.owner, row.generated, token)

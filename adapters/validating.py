@@ -18,7 +18,6 @@ from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_chips
 from laneway.adapters.golden import load_golden
 from laneway.adapters.loaded import LoadedModel
-from laneway.adapters.placed import PlacedText
 from laneway.adapters.rooted import open_root
 from laneway.adapters.text import open_text
 from laneway.adapters.trials import TrialRun, plan_trials
@@ -90,7 +89,7 @@ class Validation:
         root = open_root(folder, model_root=root_option)
         manifest = artifact.manifest
         golden = load_golden(root, manifest.shape, context=manifest.context)
-        text = PlacedText(open_text(root, manifest))
+        text = open_text(root, manifest)
         with self._calls.shared():
             calbin, info = self._create(artifact)
             parts = tuple(

@@ -2,9 +2,10 @@
 
 Every golden run goes through the device twice on a fresh lane: once as one prefill of the prompt
 and then a decode step for each greedy token, once as a prefill of the first token and then decode
-steps only. So each row is compared as the device computes it in either way. On the simulator the
-float32 logits and the routing of every position are read through its test entries; elsewhere the
-BF16 rows of the output buffer are what there is.
+steps only. So each row is compared as the device computes it in either way; a row counts once, and
+its token is equal only if it is equal both ways. On the simulator the float32 logits and the
+routing of every position are read through its test entries; elsewhere the BF16 rows of the output
+buffer are what there is.
 
 The device is driven with the same effects as by the engine, stepped by hand.
 
@@ -59,6 +60,8 @@ Answer = TypeVar("Answer")
 class Verdict:
     """How a device's numbers compare with the golden ones.
 
+    ``rows`` counts golden rows; ``tokens_compared`` those of them whose golden margin decides the
+    token, ``tokens_equal`` those whose token was equal in every way it was computed.
     ``routing_equal`` is None for a dense model.
 
     ``dtype`` says which numbers were compared: ``float32``, or ``bfloat16`` with a bound of one
@@ -116,31 +119,37 @@ class Forcing:
         """Compare every golden run; ``tell`` hears of progress in runs."""
         runs = [trial.golden for trial in self._device.trials(MODEL) if trial.golden is not None]
         if not runs:
-            raise ModelError("the model has no golden run that fits its context: pack it again")
+            raise ModelError(
+                f"no golden run can be compared: {self._device.url} computes nothing, or none of"
+                " the model's runs fits its context (pack it again)"
+            )
         errors: list[float] = []
         bounds: list[float] = []
-        equal = compared = rows = 0
+        tokens: list[bool] = []
+        rows = 0
         routed: list[bool] = []
         for done, run in enumerate(runs):
             tell(done, len(runs))
             rows += run.row_count
+            agreed: dict[int, bool] = {}
             for split in dict.fromkeys((len(run.prompt), 1)):
                 logits, experts, first = self._run(run, split)
-                wanted = _tail(run, first)
+                wanted = _rows(run, first, run.row_count)
                 result = compare_logits(wanted, logits, bf16=not self._exact)
                 errors.append(result.max_abs_logit_error)
                 bounds.append(self._bound(wanted))
-                equal += result.tokens_equal
-                compared += result.tokens_compared
+                for position, equal in self._compare_tokens(run, first, logits):
+                    agreed[position] = agreed.get(position, True) and equal
                 if experts is not None:
                     routed.append(routing_equal(wanted, experts))
+            tokens += agreed.values()
         tell(len(runs), len(runs))
         return Verdict(
             max_abs_logit_error=max(errors),
             dtype="float32" if self._exact else "bfloat16",
             rows=rows,
-            tokens_equal=equal,
-            tokens_compared=compared,
+            tokens_equal=sum(tokens),
+            tokens_compared=len(tokens),
             routing_equal=all(routed) if routed else None,
             bound=max(bounds),
         )
@@ -148,6 +157,16 @@ class Forcing:
     @property
     def _exact(self) -> bool:
         return self._device.simulator is not None
+
+    def _compare_tokens(
+        self, run: GoldenRun, first: int, logits: NDArray[np.float32]
+    ) -> Iterator[tuple[int, bool]]:
+        """Yield position and equality of the token of every row whose golden margin decides it."""
+        for position, row in enumerate(logits, start=first):
+            wanted = _rows(run, position, position + 1)
+            result = compare_logits(wanted, row[np.newaxis], bf16=not self._exact)
+            if result.tokens_compared:
+                yield position, result.tokens_equal == 1
 
     def _bound(self, run: GoldenRun) -> float:
         if self._exact:
@@ -282,14 +301,17 @@ def _routing_shape(run: GoldenRun) -> tuple[int, int]:
     return run.route_experts.shape[0], run.route_experts.shape[2]
 
 
-def _tail(run: GoldenRun, first: int) -> GoldenRun:
-    """Return the run without its first rows, for a device that shows only later ones."""
-    if first == 0:
+def _rows(run: GoldenRun, first: int, last: int) -> GoldenRun:
+    """Return the rows ``first .. last - 1`` of a run, for comparing logits; routing is left out."""
+    if (first, last) == (0, run.row_count):
         return run
     return attrs.evolve(
         run,
         prompt=run.tokens[first : first + 1],
-        greedy=(*run.tokens[first + 1 :], run.greedy[-1]),
-        logits=run.logits[first:],
-        margin=run.margin[first:],
+        greedy=tuple(int(token) for token in np.argmax(run.logits[first:last], axis=-1)),
+        logits=run.logits[first:last],
+        margin=run.margin[first:last],
+        route_experts=None,
+        route_weights=None,
+        route_margin=None,
     )

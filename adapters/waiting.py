@@ -34,6 +34,7 @@ from laneway.engine.inputs import (
 )
 
 SLICE_NS = 200_000_000
+_SHORTEST_WAIT = 200
 _STAGES = ("suspect", "confirm", "cap")
 _PHASES = ("h2d", "exec", "d2h")
 _NOTHING_YET = (npurt.Code.WAIT_TIMEOUT, npurt.Code.NOT_READY, npurt.Code.INTERRUPTED)
@@ -140,6 +141,20 @@ class Waiting:
             return True
         return self._look_at(flights)
 
+    def patience_ns(self, slice_ns: int) -> int:
+        """Return how long to wait at once: a slice, or less if the hang rule speaks sooner."""
+        now_ns = self._clock.now_ns()
+        ages = [
+            flight.since_ns + after_ns - now_ns
+            for flight in self._snapshot()
+            for _, after_ns in _unsaid(flight)
+        ]
+        if min(ages, default=slice_ns) >= slice_ns:
+            return slice_ns
+        stall_ns = self.next_stall_ns()
+        left_ns = slice_ns if stall_ns is None else stall_ns - now_ns
+        return min(slice_ns, max(left_ns, slice_ns // _SHORTEST_WAIT))
+
     def next_stall_ns(self) -> int | None:
         """Return the next instant at which the hang rule would say something, if nothing moves."""
         instants = []
@@ -152,6 +167,13 @@ class Waiting:
                     instant = max(instant, progress_ns + after_ns)
                 instants.append(instant)
         return min(instants, default=None)
+
+    def drop_all(self) -> tuple[SubmitJob, ...]:
+        """Stop waiting for everything in flight; return what it was."""
+        with self._changed:
+            effects = tuple(flight.effect for flight in self._flights.values())
+            self._flights.clear()
+        return effects
 
     def _snapshot(self) -> tuple[Flight, ...]:
         with self._changed:

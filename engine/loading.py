@@ -64,7 +64,9 @@ def validated(draft: Draft, taken: ArtifactValidated) -> None:
         return
     reason = "the engine is closing" if state.closing else refuse_artifact(state, taken)
     if reason:
-        _refuse(draft, taken.model, reason)
+        data = {"reason": reason, "release": True}
+        draft.emit("model", taken.model, "refuse", data=data)
+        draft.ask(ReleaseModel(model=taken.model, generation=0))
         return
     generation = state.next_generation
     count = state.limits.buffers_per_submodel

@@ -203,8 +203,31 @@ class Engine:
                 self._failures[event.entities[0]] = str(event.data.get("reason", "abandoned"))
             elif event.machine == "device" and event.trigger == "close":
                 self._ended = True
+            elif event.machine == "request" and event.trigger == "admit":
+                self._follow_admission(event.entities[0], event.data["model"])
         for subscription in self._subscriptions:
             subscription.put(step)
+
+    def _follow_admission(self, request: int, model: int) -> None:
+        """Open a request's text with the model that serves it, if the alias moved since the submit.
+
+        A model without stop strings cannot serve a request that has them: it is cancelled.
+        """
+        if self._models_of.get(request) == model:
+            return
+        before = self._text_of(self._models_of.pop(request, None))
+        if before is not None:
+            before.drop(request)
+        text = self._device.text(model)
+        stream = self._streams[request]
+        stream.has_text = text.has_text
+        try:
+            text.open(request, stop=self._state.requests[request].stop)
+        except ValueError as refused:
+            LOG.warning("request/%d cannot be served by model/%d: %s", request, model, refused)
+            self._inbox.post(CancelRequested(request=request))
+            text.open(request, stop=())
+        self._models_of[request] = model
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""

@@ -45,7 +45,7 @@ class Stream:
         self.request = request
         self.client_id = client_id
         self._prompt = prompt
-        self._has_text = has_text
+        self.has_text = has_text
         self._cancel = cancel
         self._drive = drive
         self._changed = threading.Condition(threading.Lock())
@@ -137,7 +137,7 @@ class Stream:
                 request=self.request,
                 tokens=tuple(self._tokens),
                 prompt=self._prompt,
-                text="".join(self._text) if self._has_text else None,
+                text="".join(self._text) if self.has_text else None,
                 finish_reason=ending.finish_reason,
                 usage=Usage(
                     prompt_tokens=ending.prompt_tokens,

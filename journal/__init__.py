@@ -1,8 +1,7 @@
 """What remembers: an append-only journal of steps, in an SQLite file or in memory.
 
 ``open_journal`` opens one to append or to read; ``replay.fold`` and ``replay.verify`` fold it and
-prove it; ``timeline`` and ``stats`` look into it. Those modules are imported by name, so that
-opening a journal does not load the deciding code.
+prove it; ``timeline`` and ``stats`` look into it.
 """
 
 import os

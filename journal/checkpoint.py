@@ -39,7 +39,7 @@ class Checkpointer:
         self._stopping = False
         self._grown_bytes = 0
         self._thread: threading.Thread | None = None
-        self.failure: sqlite3.Error | None = None
+        self.failure: Exception | None = None
         """The error that ended the thread; the next append raises it."""
 
     def notice(self, rows: list[Row]) -> None:
@@ -88,5 +88,5 @@ class Checkpointer:
                     self.step(connection)
             finally:
                 proxied.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             self.failure = error

@@ -23,6 +23,7 @@ many NO_TOKEN ids and empty strings; that is enough to fold, not to decide again
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -106,16 +107,13 @@ class Codec:
     """Encoder and decoder of one journal; ``tokens`` is ``full`` or ``digest``."""
 
     def __init__(self, tokens: str = "full") -> None:
-        """Compile the table. Raises: ConfigurationError for an unknown mode."""
+        """Take the table of the mode. Raises: ConfigurationError for an unknown one."""
         if tokens not in TOKENS_MODES:
             raise ConfigurationError(
                 f"journal tokens must be one of {', '.join(TOKENS_MODES)}, not {tokens!r}"
             )
         self.tokens = tokens
-        special = _DIGEST_FIELDS if tokens == "digest" else {}
-        self._kinds = {
-            name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()
-        }
+        self._kinds = _compile_table(tokens)
         self._kind_of = {cls: self._kinds[name] for name, (_, cls) in KINDS.items()}
         self._encode = msgspec.json.Encoder(order="deterministic").encode
         self._decode_events = msgspec.json.Decoder(tuple[_WireEvent, ...]).decode
@@ -166,6 +164,15 @@ class Codec:
 
 _UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 """What a value or a text that does not fit makes `msgspec` and the value classes raise."""
+
+
+@cache
+def _compile_table(tokens: str) -> Mapping[str, _Kind]:
+    """Compile the table of one mode: a constant that takes milliseconds to make."""
+    special = _DIGEST_FIELDS if tokens == "digest" else {}
+    return MappingProxyType(
+        {name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()}
+    )
 
 
 def _compile(name: str, version: int, cls: type, special: Mapping[Any, Shape]) -> _Kind:

@@ -25,10 +25,13 @@ from laneway.engine.errors import (
 from laneway.journal import schema
 from laneway.journal.chain import Head, RawRow, follow
 from laneway.journal.codec import TOKENS_MODES
+from laneway.journal.owner import lock_path
 from laneway.journal.sealing import trusted_head
 
 BUSY_TIMEOUT_S = 5.0
 """How long a statement waits for another program that holds the write lock."""
+
+SQLITE_VERSION_MIN = (3, 40, 0)
 
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 
@@ -56,6 +59,11 @@ def driver_connection(connection: sqlalchemy.PoolProxiedConnection) -> sqlite3.C
 
 
 def _open(path: Path, mode: str) -> sqlite3.Connection:
+    if sqlite3.sqlite_version_info < SQLITE_VERSION_MIN:
+        raise ConfigurationError(
+            f"journals need SQLite {'.'.join(map(str, SQLITE_VERSION_MIN))}, this Python has"
+            f" {sqlite3.sqlite_version}: use a newer Python"
+        )
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?{mode}",
         uri=True,
@@ -81,7 +89,8 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection.close()
         blocked = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-        if error.sqlite_errorcode & 0xFF not in blocked or size_bytes(log_path(path)) > 0:
+        is_in_use = size_bytes(log_path(path)) > 0 or lock_path(path).exists()
+        if error.sqlite_errorcode & 0xFF not in blocked or is_in_use:
             raise
         return _open(path, "mode=ro&immutable=1")
     except BaseException:
@@ -167,8 +176,13 @@ def write_error(path: Path, error: BaseException | None) -> JournalError:
 # ---------------------------------------------------------------------------- first look
 
 
-def is_empty(connection: sqlite3.Connection) -> bool:
-    """Return whether the file holds nothing at all, so that a journal may be made in it."""
+def is_empty(path: Path, connection: sqlite3.Connection) -> bool:
+    """Return whether the file holds nothing at all, so that a journal may be made in it.
+
+    Raises: JournalFormatError for a file of one byte, which SQLite takes for an empty one.
+    """
+    if size_bytes(path) == 1:
+        raise JournalFormatError(f"{path} is not a journal (it holds one byte)")
     (objects,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     return bool(objects == 0 and _pragma(connection, "application_id") == 0)
 

@@ -26,7 +26,7 @@ class OwnerLock:
 
         Raises: JournalWriteError if another engine holds it, or no lock can be made there.
         """
-        path = journal.with_name(journal.name + ".lock")
+        path = lock_path(journal)
         while True:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -59,6 +59,11 @@ class OwnerLock:
             self._path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
+
+
+def lock_path(journal: Path) -> Path:
+    """Return the lock file of a journal; where it is, an engine owns the journal or has died."""
+    return journal.with_name(journal.name + ".lock")
 
 
 def _lock(journal: Path, descriptor: int) -> None:

@@ -223,9 +223,7 @@ def _check_text(journal: ReadableJournal, step: Step, taken: bytes, events: byte
         )
 
 
-def _check_decide(
-    journal: ReadableJournal, counts: _Counts, code: Code, folded: Any
-) -> None:
+def _check_decide(journal: ReadableJournal, counts: _Counts, code: Code, folded: Any) -> None:
     """See that deciding every input again gives the recorded events and the folded state."""
     codec = journal.codec
     state = code.initial_state()

@@ -89,7 +89,7 @@ class SqlJournal:
         resolved = Path(path).resolve()
         reader = reading_engine(resolved)
         with _connected(reader, resolved) as connection:
-            if is_empty(connection):
+            if is_empty(resolved, connection):
                 raise JournalFormatError(f"{resolved} is empty: there is no journal in it")
             meta = read_meta(resolved, connection)
         return cls(resolved, reader, meta, None)

@@ -51,7 +51,7 @@ class Writer:
             self._proxied.close()
             raise
         self._cursor = self._connection.cursor()
-        self._failed = False
+        self._failure: BaseException | None = None
         self._closed = False
         self._gate = threading.Lock()
         self._checkpointer = Checkpointer(engine, path, self._gate)
@@ -62,18 +62,20 @@ class Writer:
         with self._gate:
             if self._closed:
                 raise JournalWriteError(f"{self._path} is closed")
-            if self._failed or self._checkpointer.failure is not None:
-                self._failed = True
+            failure = self._failure or self._checkpointer.failure
+            if failure is not None:
                 raise JournalWriteError(
-                    f"{self._path} takes no more steps after an error: see the first one"
-                ) from self._checkpointer.failure
+                    f"{self._path} takes no more steps after an error ({failure})"
+                ) from failure
             rows, head = seal(codec, self.head, steps)
             try:
                 self._write(rows, to_disk=_must_reach_disk(steps))
-            except sqlite3.Error as error:
-                self._failed = True
+            except BaseException as error:
+                self._failure = error
                 self._roll_back(error)
-                raise write_error(self._path, error) from error
+                if isinstance(error, sqlite3.Error):
+                    raise write_error(self._path, error) from error
+                raise
             self.head = head
             self._checkpointer.notice(rows)
 
@@ -90,7 +92,7 @@ class Writer:
         if to_disk:
             execute("PRAGMA synchronous=NORMAL")
 
-    def _roll_back(self, cause: sqlite3.Error) -> None:
+    def _roll_back(self, cause: BaseException) -> None:
         """Leave the transaction, if the error did not already end it."""
         try:
             if self._connection.in_transaction:
@@ -141,7 +143,7 @@ def _prepare(
     Why: nothing is changed in a file before it is known to be ours.
     """
     with reading_errors(path):
-        is_new = is_empty(connection)
+        is_new = is_empty(path, connection)
     if not is_new:
         meta = read_meta(path, connection)
         if tokens not in (None, meta["tokens"]):
@@ -161,8 +163,20 @@ def _set_up(path: Path, connection: sqlite3.Connection) -> None:
         raise JournalWriteError(f"{path}: this file system has no write-ahead log: choose another")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint=0")
+    _try_to_write(connection)
+
+
+def _try_to_write(connection: sqlite3.Connection) -> None:
+    """Write what is there already, and take it back.
+
+    Why: SQLite opens a file that it may only read without a word, and begins a transaction on it.
+    """
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute("ROLLBACK")
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        connection.execute(f"PRAGMA user_version={version}")
+    finally:
+        connection.execute("ROLLBACK")
 
 
 def _create_schema(engine: sqlalchemy.Engine, tokens: str) -> None:

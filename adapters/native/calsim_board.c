@@ -1,4 +1,5 @@
-/* calsim_board.c - the board as a device: open, close, describe, health, capabilities, counters, memory, options.
+/* calsim_board.c - the board as a device: open, close, describe, health, capabilities, counters,
+ * memory, options.
  *
  * Two chips, two command banks, one host link. Everything a board knows is in its calsim_device. */
 #include "calsim_internal.h"
@@ -17,7 +18,8 @@ npurt_status npurt_device_count(uint32_t *count) {
 }
 
 void calsim_describe(const calsim_config *config, npurt_device_desc *out) {
-  *out = (npurt_device_desc){.chip_count = CALSIM_CHIPS, .chip_present_mask = BOARD_MASK, .version_valid = 7};
+  *out = (npurt_device_desc){
+      .chip_count = CALSIM_CHIPS, .chip_present_mask = BOARD_MASK, .version_valid = 7};
   calsim_copy_text(out->product, sizeof out->product, "calsim");
   calsim_copy_text(out->serial, sizeof out->serial, "SIM-0");
   calsim_copy_text(out->bus_id, sizeof out->bus_id, "sim:0");
@@ -60,16 +62,19 @@ npurt_status npurt_sim_describe(npurt_device *handle, npurt_device_desc *out) {
   return NPURT_OK;
 }
 
-/* ---- open, close ----------------------------------------------------------------------------------------------------------- */
+/* ---- open, close ----------------------------------------------------------------------- */
 
 static void free_device(calsim_device *d) {
   for (uint32_t i = 0; i < d->job_count; ++i) calsim_job_free(d->jobs[i]);
   if (d->configured != NULL) calsim_calbin_drop(d, d->configured, CALSIM_RELEASED, false);
   for (uint32_t i = 0; i < d->objects.count; ++i) {
     const calsim_object *object = &d->objects.entries[i];
-    if (object->kind == CALSIM_CALBIN) calsim_calbin_free(object->item);
-    else if (object->kind == CALSIM_BANK) calsim_bank_free(object->item);
-    else free(object->item); /* a buffer, or nothing */
+    if (object->kind == CALSIM_CALBIN)
+      calsim_calbin_free(object->item);
+    else if (object->kind == CALSIM_BANK)
+      calsim_bank_free(object->item);
+    else
+      free(object->item); /* a buffer, or nothing */
   }
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
     if (d->chips[chip].fd >= 0) close(d->chips[chip].fd);
@@ -97,7 +102,8 @@ static npurt_status make_chips(calsim_device *d) {
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     d->chips[chip].fd = memfd_create(names[chip], MFD_CLOEXEC);
     d->chip_health[chip] = CALSIM_HEALTH_OK;
-    if (d->chips[chip].fd < 0) return calsim_error(NPURT_E_HOST_MEMORY, "no memory file: %s", strerror(errno));
+    if (d->chips[chip].fd < 0)
+      return calsim_error(NPURT_E_HOST_MEMORY, "no memory file: %s", strerror(errno));
   }
   return NPURT_OK;
 }
@@ -106,9 +112,11 @@ npurt_status npurt_device_open(const npurt_open_params *p, npurt_device **out) {
   npurt_status status = CALSIM_CHECK(p, npurt_open_params);
   if (status != NPURT_OK) return status;
   if (out == NULL || p->h.flags > 1 || (p->chip_mask & ~(uint32_t)BOARD_MASK) != 0)
-    return calsim_error(NPURT_E_INVALID_ARG, "device_open: out is NULL, flags 0x%x (0, 1) or chip mask 0x%x of 0x%x",
-                       p->h.flags, p->chip_mask, (unsigned)BOARD_MASK);
-  if (p->index != 0) return calsim_error(NPURT_E_NOT_FOUND, "board %u; there is board 0 only", p->index);
+    return calsim_error(NPURT_E_INVALID_ARG,
+                        "device_open: out is NULL, flags 0x%x (0, 1) or chip mask 0x%x of 0x%x",
+                        p->h.flags, p->chip_mask, (unsigned)BOARD_MASK);
+  if (p->index != 0)
+    return calsim_error(NPURT_E_NOT_FOUND, "board %u; there is board 0 only", p->index);
   calsim_config config;
   status = calsim_config_parse(p->config, &config);
   if (status != NPURT_OK) return status;
@@ -143,13 +151,14 @@ npurt_status npurt_device_open(const npurt_open_params *p, npurt_device **out) {
 npurt_status npurt_device_close(npurt_device *handle) {
   calsim_device *d;
   if (!calsim_unregister_device(handle, &d))
-    return calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not an open device", (const void *)handle);
+    return calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not an open device",
+                        (const void *)handle);
   calsim_engine_stop(d);
   free_device(d);
   return NPURT_OK;
 }
 
-/* ---- health, counters, memory ---------------------------------------------------------------------------------------------- */
+/* ---- health, counters, memory ---------------------------------------------------------- */
 
 void calsim_health_set(calsim_device *d, uint32_t state, uint32_t advised, uint32_t chip) {
   d->chip_health[chip] = state;
@@ -168,8 +177,11 @@ npurt_status npurt_device_health(npurt_device *handle, npurt_health *out) {
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   bool computes = d->active != NULL && d->active->state == NPURT_JOB_EXEC;
-  npurt_health health = {.device_epoch = d->epoch, .observed_ns = calsim_now(d),
-                         .last_progress_ns = d->last_progress_ns, .state = d->health, .advised = d->advised,
+  npurt_health health = {.device_epoch = d->epoch,
+                         .observed_ns = calsim_now(d),
+                         .last_progress_ns = d->last_progress_ns,
+                         .state = d->health,
+                         .advised = d->advised,
                          .valid_mask = 0x7f};
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     if ((d->chip_mask >> chip & 1) == 0) continue;
@@ -194,12 +206,15 @@ npurt_status npurt_device_counters(npurt_device *handle, npurt_counters *out) {
   for (uint32_t i = 0; i < d->job_count; ++i) {
     const calsim_job *job = d->jobs[i];
     if (job->state >= NPURT_JOB_DONE) continue;
-    if (job->state == NPURT_JOB_QUEUED) ++counters.pending;
-    else ++counters.running;
+    if (job->state == NPURT_JOB_QUEUED)
+      ++counters.pending;
+    else
+      ++counters.running;
     ++counters.inflight[job->engine - 1];
   }
   counters.left = counters.pending + counters.running;
-  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) counters.busy_ns[chip] = d->chips[chip].busy_ns;
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
+    counters.busy_ns[chip] = d->chips[chip].busy_ns;
   calsim_unlock(d);
   calsim_put(out, &counters, sizeof counters);
   return NPURT_OK;
@@ -211,11 +226,18 @@ npurt_status npurt_device_memory(npurt_device *handle, uint32_t chip, npurt_memo
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   if (chip >= CALSIM_CHIPS || (d->chip_mask >> chip & 1) == 0) {
-    status = calsim_error(NPURT_E_NOT_FOUND, "chip %u is not among the opened 0x%x", chip, d->chip_mask);
+    status =
+        calsim_error(NPURT_E_NOT_FOUND, "chip %u is not among the opened 0x%x", chip, d->chip_mask);
   } else {
     const calsim_chip *c = &d->chips[chip];
-    npurt_memory memory = {.chip = chip, .valid_mask = 0x7f, .total = d->config.dram_bytes, .used = calsim_chip_used(c),
-                           .params = c->params, .kv = c->kv, .workspace = c->workspace, .dynamic = c->dynamic};
+    npurt_memory memory = {.chip = chip,
+                           .valid_mask = 0x7f,
+                           .total = d->config.dram_bytes,
+                           .used = calsim_chip_used(c),
+                           .params = c->params,
+                           .kv = c->kv,
+                           .workspace = c->workspace,
+                           .dynamic = c->dynamic};
     calsim_put(out, &memory, sizeof memory);
   }
   calsim_unlock(d);
@@ -236,12 +258,16 @@ npurt_status npurt_device_set(npurt_device *handle, uint32_t option, int64_t val
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   npurt_status status = NPURT_OK;
   if (option == NPURT_OPT_IN_FLIGHT_CEILING) {
-    if (value >= 1 && value <= CALSIM_BANKS) d->in_flight_ceiling = (uint32_t)value;
-    else status = calsim_error(NPURT_E_INVALID_ARG, "in-flight ceiling %lld (1, 2)", (long long)value);
+    if (value >= 1 && value <= CALSIM_BANKS)
+      d->in_flight_ceiling = (uint32_t)value;
+    else
+      status = calsim_error(NPURT_E_INVALID_ARG, "in-flight ceiling %lld (1, 2)", (long long)value);
   } else if (option == NPURT_OPT_SUBMIT_MODE || option == NPURT_OPT_PARALLEL_MODE) {
-    /* Submits are asynchronous (1), phases never overlap (parallel mode 0): nothing else exists here. */
+    /* Submits are asynchronous (1), phases never overlap (parallel mode 0): nothing else exists
+     * here. */
     if (value != (option == NPURT_OPT_SUBMIT_MODE ? 1 : 0))
-      status = calsim_error(NPURT_E_UNSUPPORTED, "option %u has no value %lld on this board", option, (long long)value);
+      status = calsim_error(NPURT_E_UNSUPPORTED, "option %u has no value %lld on this board",
+                            option, (long long)value);
   } else {
     status = calsim_error(NPURT_E_UNSUPPORTED, "option %u", option);
   }
@@ -250,7 +276,7 @@ npurt_status npurt_device_set(npurt_device *handle, uint32_t option, int64_t val
   return status;
 }
 
-/* ---- capabilities ------------------------------------------------------------------------------------------------------------ */
+/* ---- capabilities ---------------------------------------------------------------------- */
 
 enum { NO = 1, LIMITED, YES };
 typedef struct answer {
@@ -290,22 +316,28 @@ static const answer ANSWERS[] = {
     {NPURT_CAP_MULTI_BOARD, NO, 1, "every open is a board of its own"},
     {NPURT_CAP_DEVICE_SELECT, NO, 0, ""},
     {NPURT_CAP_EXCLUSIVE, YES, 1, "every open is a board of its own"},
-    {NPURT_CAP_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5, "bit i: layout i; outputs are the same bits"},
+    {NPURT_CAP_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5,
+     "bit i: layout i; outputs are the same bits"},
     {NPURT_CAP_SAME_MODEL_FAST_PATH, NO, 0, ""},
     {NPURT_CAP_NUMERIC_CHECK, YES, 1, "NUMERIC_FLAG on infinite or undefined logits"},
 };
 
-npurt_status npurt_device_caps(npurt_device *handle, npurt_cap *arr, uint32_t stride, uint32_t *inout_n) {
+npurt_status npurt_device_caps(npurt_device *handle, npurt_cap *arr, uint32_t stride,
+                               uint32_t *inout_n) {
   const uint32_t count = sizeof ANSWERS / sizeof ANSWERS[0];
-  if (inout_n == NULL || (arr == NULL && *inout_n > 0)) return calsim_error(NPURT_E_INVALID_ARG, "caps: no room given");
+  if (inout_n == NULL || (arr == NULL && *inout_n > 0))
+    return calsim_error(NPURT_E_INVALID_ARG, "caps: no room given");
   if (*inout_n > 0 && stride < CALSIM_ABI01(npurt_cap))
     return calsim_error(NPURT_E_STRUCT_SIZE, "caps: stride %u is too small", stride);
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   calsim_unlock(d);
   for (uint32_t i = 0; i < *inout_n && i < count; ++i) {
-    npurt_cap cap = {.id = ANSWERS[i].id, .support = ANSWERS[i].support, .evidence = CALSIM_EVIDENCE_SIM,
-                     .source = CALSIM_SOURCE_SIM, .value = ANSWERS[i].value};
+    npurt_cap cap = {.id = ANSWERS[i].id,
+                     .support = ANSWERS[i].support,
+                     .evidence = CALSIM_EVIDENCE_SIM,
+                     .source = CALSIM_SOURCE_SIM,
+                     .value = ANSWERS[i].value};
     calsim_copy_text(cap.scope, sizeof cap.scope, "calsim 0.1.0");
     calsim_copy_text(cap.note, sizeof cap.note, ANSWERS[i].note);
     calsim_put_element(arr, stride, i, &cap, sizeof cap);

@@ -1,9 +1,12 @@
-/* calsim_buffer.c - buffers: which host memory a job reads or writes. The board never owns that memory. */
+/* calsim_buffer.c - buffers: which host memory a job reads or writes. The board never owns that
+ * memory. */
 #include "calsim_internal.h"
 #include <stdlib.h>
 #include <string.h>
 
-static const calsim_submodel *submodel_of(const calsim_buffer *b) { return &b->calbin->m->submodels[b->submodel]; }
+static const calsim_submodel *submodel_of(const calsim_buffer *b) {
+  return &b->calbin->m->submodels[b->submodel];
+}
 
 static void reset_slices(calsim_buffer *b, uint32_t tensor) {
   calsim_tensor t = calsim_tensor_of(b->calbin->m, submodel_of(b), tensor);
@@ -14,16 +17,21 @@ static void reset_slices(calsim_buffer *b, uint32_t tensor) {
 }
 
 static npurt_status check_spec(const calsim_calbin *c, const npurt_buffer_spec *s) {
-  if (c->state != CALSIM_CONFIGURED) return calsim_error(NPURT_E_BAD_STATE, "buffers need a configured calbin");
-  if (s->submodel >= c->m->submodel_count) return calsim_error(NPURT_E_NOT_FOUND, "submodel %u", s->submodel);
+  if (c->state != CALSIM_CONFIGURED)
+    return calsim_error(NPURT_E_BAD_STATE, "buffers need a configured calbin");
+  if (s->submodel >= c->m->submodel_count)
+    return calsim_error(NPURT_E_NOT_FOUND, "submodel %u", s->submodel);
   uint32_t most = c->m->submodels[s->submodel].max_batch;
-  if ((s->direction != CALSIM_IN && s->direction != CALSIM_OUT) || s->engine_mode > CALSIM_BANKS || s->lanes > most)
-    return calsim_error(NPURT_E_INVALID_ARG, "direction %u (1, 2), engine mode %u (0 to 2) or lanes %u (0 to %u)",
-                       s->direction, s->engine_mode, s->lanes, most);
+  if ((s->direction != CALSIM_IN && s->direction != CALSIM_OUT) || s->engine_mode > CALSIM_BANKS ||
+      s->lanes > most)
+    return calsim_error(NPURT_E_INVALID_ARG,
+                        "direction %u (1, 2), engine mode %u (0 to 2) or lanes %u (0 to %u)",
+                        s->direction, s->engine_mode, s->lanes, most);
   return NPURT_OK;
 }
 
-npurt_status npurt_buffer_create(npurt_calbin *handle, const npurt_buffer_spec *s, npurt_buffer **out) {
+npurt_status npurt_buffer_create(npurt_calbin *handle, const npurt_buffer_spec *s,
+                                 npurt_buffer **out) {
   npurt_status status = CALSIM_CHECK(s, npurt_buffer_spec);
   if (status != NPURT_OK) return status;
   if (out == NULL) return calsim_error(NPURT_E_INVALID_ARG, "buffer_create: out is NULL");
@@ -32,9 +40,13 @@ npurt_status npurt_buffer_create(npurt_calbin *handle, const npurt_buffer_spec *
   if (c == NULL) return NPURT_E_BAD_HANDLE;
   calsim_buffer *b = NULL;
   status = check_spec(c, s);
-  if (status == NPURT_OK && (b = calloc(1, sizeof *b)) == NULL) status = calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
+  if (status == NPURT_OK && (b = calloc(1, sizeof *b)) == NULL)
+    status = calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
   if (status == NPURT_OK) {
-    *b = (calsim_buffer){.calbin = c, .generation = c->generation, .submodel = s->submodel, .direction = s->direction,
+    *b = (calsim_buffer){.calbin = c,
+                         .generation = c->generation,
+                         .submodel = s->submodel,
+                         .direction = s->direction,
                          .engine = s->engine_mode};
     b->rows = s->lanes != 0 ? s->lanes : submodel_of(b)->max_batch;
     for (uint32_t tensor = 0; tensor < CALSIM_TENSORS; ++tensor) reset_slices(b, tensor);
@@ -55,7 +67,7 @@ static calsim_buffer *lock_free_buffer(void *handle, calsim_device **d, npurt_st
   *status = b == NULL ? NPURT_E_BAD_HANDLE : NPURT_OK;
   if (b == NULL || b->job == NULL) return b;
   *status = calsim_error(NPURT_E_OBJECT_IN_FLIGHT, "job %llu holds the buffer until it is retired",
-                        (unsigned long long)b->job->ticket);
+                         (unsigned long long)b->job->ticket);
   calsim_unlock(*d);
   return NULL;
 }
@@ -80,12 +92,15 @@ npurt_status npurt_buffer_map(npurt_buffer *handle, uint32_t tensor, void *host,
   if (status != NPURT_OK) {
   } else if (host == NULL || bytes < need || bytes > UINTPTR_MAX - (uintptr_t)host) {
     status = calsim_error(NPURT_E_INVALID_ARG, "tensor %s: %llu bytes given, %llu needed", t.name,
-                         (unsigned long long)bytes, (unsigned long long)need);
+                          (unsigned long long)bytes, (unsigned long long)need);
   } else if ((uintptr_t)host % CALSIM_PAGE != 0) {
-    status = calsim_error(NPURT_E_ALIGNMENT, "tensor %s: %p is not aligned to %d bytes", t.name, host, CALSIM_PAGE);
+    status = calsim_error(NPURT_E_ALIGNMENT, "tensor %s: %p is not aligned to %d bytes", t.name,
+                          host, CALSIM_PAGE);
   } else if (calsim_overlaps_in_flight(d, &view, b->direction)) {
-    calsim_violation(d, NULL, NPURT_E_RANGE_OVERLAP, "RANGE_OVERLAP map of %s over memory in flight", t.name);
-    status = calsim_error(NPURT_E_RANGE_OVERLAP, "tensor %s: the memory belongs to a job in flight", t.name);
+    calsim_violation(d, NULL, NPURT_E_RANGE_OVERLAP,
+                     "RANGE_OVERLAP map of %s over memory in flight", t.name);
+    status = calsim_error(NPURT_E_RANGE_OVERLAP, "tensor %s: the memory belongs to a job in flight",
+                          t.name);
   } else {
     b->views[tensor].host = host;
     b->views[tensor].bytes = bytes;
@@ -94,7 +109,8 @@ npurt_status npurt_buffer_map(npurt_buffer *handle, uint32_t tensor, void *host,
   return status;
 }
 
-npurt_status npurt_buffer_slice(npurt_buffer *handle, uint32_t tensor, uint32_t axis, int64_t off, int64_t len) {
+npurt_status npurt_buffer_slice(npurt_buffer *handle, uint32_t tensor, uint32_t axis, int64_t off,
+                                int64_t len) {
   calsim_device *d;
   npurt_status status;
   calsim_buffer *b = lock_free_buffer(handle, &d, &status);
@@ -102,12 +118,14 @@ npurt_status npurt_buffer_slice(npurt_buffer *handle, uint32_t tensor, uint32_t 
   calsim_tensor t;
   status = check_tensor(b, tensor, &t);
   if (status == NPURT_OK && (axis >= t.rank || (t.slice_axes >> axis & 1) == 0))
-    status = calsim_error(NPURT_E_UNSUPPORTED, "tensor %s cannot be sliced along axis %u", t.name, axis);
+    status =
+        calsim_error(NPURT_E_UNSUPPORTED, "tensor %s cannot be sliced along axis %u", t.name, axis);
   if (status == NPURT_OK) {
     int64_t size = axis == 0 ? b->rows : t.columns;
     if (off < 0 || len < 1 || off >= size || len > size - off) {
-      status = calsim_error(NPURT_E_INVALID_ARG, "tensor %s, axis %u: [%lld, +%lld) is not within %lld", t.name, axis,
-                           (long long)off, (long long)len, (long long)size);
+      status =
+          calsim_error(NPURT_E_INVALID_ARG, "tensor %s, axis %u: [%lld, +%lld) is not within %lld",
+                       t.name, axis, (long long)off, (long long)len, (long long)size);
     } else if (axis == 0) {
       b->views[tensor].row_first = (uint32_t)off;
       b->views[tensor].row_count = (uint32_t)len;
@@ -121,7 +139,8 @@ npurt_status npurt_buffer_slice(npurt_buffer *handle, uint32_t tensor, uint32_t 
 }
 
 npurt_status npurt_buffer_restore(npurt_buffer *handle, uint32_t what) {
-  if (what == 0 || what > 7) return calsim_error(NPURT_E_INVALID_ARG, "buffer_restore: what 0x%x", what);
+  if (what == 0 || what > 7)
+    return calsim_error(NPURT_E_INVALID_ARG, "buffer_restore: what 0x%x", what);
   calsim_device *d;
   npurt_status status;
   calsim_buffer *b = lock_free_buffer(handle, &d, &status);

@@ -7,43 +7,54 @@ static npurt_status check_version(const char *what, const char *needs, const cha
   if (!calsim_version_valid(needs))
     return calsim_error(NPURT_E_CALBIN_FORMAT, "needs.%s '%s' is not a dotted number", what, needs);
   if (calsim_version_compare(needs, has) <= 0) return NPURT_OK;
-  return calsim_error(NPURT_E_CALBIN_INCOMPATIBLE, "the calbin needs %s %s or later; the board has %s", what, needs, has);
+  return calsim_error(NPURT_E_CALBIN_INCOMPATIBLE,
+                      "the calbin needs %s %s or later; the board has %s", what, needs, has);
 }
 
 static npurt_status check_versions(const calsim_manifest *m, const calsim_config *config) {
   npurt_status status = check_version("runtime", m->needs_runtime, config->runtime_version);
   if (status == NPURT_OK) status = check_version("driver", m->needs_driver, config->driver_version);
-  if (status == NPURT_OK) status = check_version("firmware", m->needs_firmware, config->firmware_version);
+  if (status == NPURT_OK)
+    status = check_version("firmware", m->needs_firmware, config->firmware_version);
   return status;
 }
 
-static npurt_status check_shape(const calsim_manifest *m, const calsim_config *config, uint32_t board_mask) {
+static npurt_status check_shape(const calsim_manifest *m, const calsim_config *config,
+                                uint32_t board_mask) {
   const npurt_status bad = NPURT_E_CALBIN_INCOMPATIBLE;
   if (m->chip_mask == 0 || (m->chip_mask & ~board_mask) != 0)
-    return calsim_error(bad, "chip mask 0x%x is not within the opened 0x%x", m->chip_mask, board_mask);
+    return calsim_error(bad, "chip mask 0x%x is not within the opened 0x%x", m->chip_mask,
+                        board_mask);
   if ((uint32_t)__builtin_popcount(m->chip_mask) != m->chip_count)
     return calsim_error(bad, "chip mask 0x%x does not have %u chips", m->chip_mask, m->chip_count);
   if (config->profile == CALSIM_PROFILE_TP2_REF && m->layout != 2)
     return calsim_error(bad, "profile tp2-ref runs layout tp2 only");
-  if (m->lane_rule > 1) return calsim_error(bad, "lane rule %u is not one of this board (undefined, length_zero)", m->lane_rule);
-  if (m->lanes == 0 || m->lanes > CALSIM_MAX_LANES) return calsim_error(bad, "%u lanes; the board has 1 to %d", m->lanes, CALSIM_MAX_LANES);
+  if (m->lane_rule > 1)
+    return calsim_error(bad, "lane rule %u is not one of this board (undefined, length_zero)",
+                        m->lane_rule);
+  if (m->lanes == 0 || m->lanes > CALSIM_MAX_LANES)
+    return calsim_error(bad, "%u lanes; the board has 1 to %d", m->lanes, CALSIM_MAX_LANES);
   for (uint32_t i = 0; i < m->submodel_count; ++i) {
     const calsim_submodel *s = &m->submodels[i];
-    if (s->max_batch == 0 || s->max_batch > CALSIM_MAX_ROWS || s->max_tokens == 0 || s->max_tokens > m->context)
-      return calsim_error(bad, "submodel %s: batch %u (1 to %d) or tokens %u (1 to context) out of range", s->name,
-                         s->max_batch, CALSIM_MAX_ROWS, s->max_tokens);
+    if (s->max_batch == 0 || s->max_batch > CALSIM_MAX_ROWS || s->max_tokens == 0 ||
+        s->max_tokens > m->context)
+      return calsim_error(
+          bad, "submodel %s: batch %u (1 to %d) or tokens %u (1 to context) out of range", s->name,
+          s->max_batch, CALSIM_MAX_ROWS, s->max_tokens);
   }
   return NPURT_OK;
 }
 
 static npurt_status check_capacity(const calsim_calbin *c, uint64_t dram_bytes) {
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
-    uint64_t parts[] = {c->account.params[chip], c->account.kv[chip], c->account.workspace[chip], c->account.other[chip]};
+    uint64_t parts[] = {c->account.params[chip], c->account.kv[chip], c->account.workspace[chip],
+                        c->account.other[chip]};
     uint64_t left = dram_bytes;
     for (uint32_t i = 0; i < 4; ++i) {
       if (parts[i] > left)
-        return calsim_error(NPURT_E_CALBIN_TOO_LARGE, "chip %u has %llu bytes; the calbin needs more", chip,
-                           (unsigned long long)dram_bytes);
+        return calsim_error(NPURT_E_CALBIN_TOO_LARGE,
+                            "chip %u has %llu bytes; the calbin needs more", chip,
+                            (unsigned long long)dram_bytes);
       left -= parts[i];
     }
   }
@@ -51,7 +62,8 @@ static npurt_status check_capacity(const calsim_calbin *c, uint64_t dram_bytes) 
   return calsim_error(NPURT_E_CALBIN_TOO_LARGE, "KV of more than 1 TiB is beyond this simulator");
 }
 
-static npurt_status check_against_board(calsim_calbin *c, const calsim_config *config, uint32_t board_mask) {
+static npurt_status check_against_board(calsim_calbin *c, const calsim_config *config,
+                                        uint32_t board_mask) {
   c->m = calsim_artifact_manifest(c->artifact);
   npurt_status status = check_versions(c->m, config);
   if (status == NPURT_OK) status = check_shape(c->m, config, board_mask);
@@ -69,10 +81,12 @@ void calsim_calbin_free(calsim_calbin *c) {
   free(c);
 }
 
-npurt_status npurt_calbin_create(npurt_device *handle, const npurt_calbin_source *s, npurt_calbin **out) {
+npurt_status npurt_calbin_create(npurt_device *handle, const npurt_calbin_source *s,
+                                 npurt_calbin **out) {
   npurt_status status = CALSIM_CHECK(s, npurt_calbin_source);
   if (status != NPURT_OK) return status;
-  if (out == NULL || s->path == NULL) return calsim_error(NPURT_E_INVALID_ARG, "calbin_create: out or path is NULL");
+  if (out == NULL || s->path == NULL)
+    return calsim_error(NPURT_E_INVALID_ARG, "calbin_create: out or path is NULL");
   calsim_calbin *c = calloc(1, sizeof *c);
   if (c == NULL) return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
@@ -80,13 +94,16 @@ npurt_status npurt_calbin_create(npurt_device *handle, const npurt_calbin_source
     free(c);
     return NPURT_E_BAD_HANDLE;
   }
-  /* Hashing a large file takes seconds; the device goes on meanwhile. Configuration and mask never change. */
+  /* Hashing a large file takes seconds; the device goes on meanwhile. Configuration and mask never
+   * change. */
   calsim_suspend(d);
   char error[CALSIM_ERROR_BYTES] = "";
   c->device = d;
   status = calsim_artifact_open(s->path, s->expect_sha256, &c->artifact, error);
-  if (status != NPURT_OK) calsim_error(status, "%s", error);
-  else status = check_against_board(c, &d->config, d->chip_mask);
+  if (status != NPURT_OK)
+    calsim_error(status, "%s", error);
+  else
+    status = check_against_board(c, &d->config, d->chip_mask);
   calsim_resume(d);
   if (status == NPURT_OK) status = calsim_add_object(d, CALSIM_CALBIN, c, &c->handle);
   if (status == NPURT_OK) {
@@ -105,11 +122,17 @@ npurt_status npurt_calbin_describe(npurt_calbin *handle, npurt_calbin_info *out)
   calsim_calbin *c = calsim_lock_object(handle, CALSIM_CALBIN, &d);
   if (c == NULL) return NPURT_E_BAD_HANDLE;
   const calsim_manifest *m = c->m;
-  npurt_calbin_info info = {
-      .generation = c->state == CALSIM_CONFIGURED ? c->generation : 0, .state = c->state, .layout = m->layout,
-      .chip_count = m->chip_count, .chip_mask = m->chip_mask, .submodel_count = m->submodel_count,
-      .max_lanes = m->lanes, .max_context = m->context, .vocab = m->shape.vocab,
-      .logits_dtype = CALSIM_DTYPE_BF16, .kv_dtype = CALSIM_DTYPE_BF16};
+  npurt_calbin_info info = {.generation = c->state == CALSIM_CONFIGURED ? c->generation : 0,
+                            .state = c->state,
+                            .layout = m->layout,
+                            .chip_count = m->chip_count,
+                            .chip_mask = m->chip_mask,
+                            .submodel_count = m->submodel_count,
+                            .max_lanes = m->lanes,
+                            .max_context = m->context,
+                            .vocab = m->shape.vocab,
+                            .logits_dtype = CALSIM_DTYPE_BF16,
+                            .kv_dtype = CALSIM_DTYPE_BF16};
   calsim_copy_text(info.name, sizeof info.name, m->name);
   calsim_copy_text(info.sha256, sizeof info.sha256, m->sha256);
   calsim_copy_text(info.compiler, sizeof info.compiler, m->compiler);
@@ -136,10 +159,17 @@ npurt_status npurt_calbin_submodel(npurt_calbin *handle, uint32_t i, npurt_submo
     status = calsim_error(NPURT_E_NOT_FOUND, "submodel %u of %u", i, c->m->submodel_count);
   } else {
     const calsim_submodel *s = &c->m->submodels[i];
-    npurt_submodel_info info = {
-        .h.flags = s->incremental_prefill ? 1 : 0, .index = i, .task = s->task, .max_batch = s->max_batch,
-        .max_tokens = s->max_tokens, .max_context = c->m->context, .engine_modes = 7, .lane_rule = c->m->lane_rule,
-        .tensor_count = CALSIM_TENSORS, .csr_count = 0, .logits_rows = 1};
+    npurt_submodel_info info = {.h.flags = s->incremental_prefill ? 1 : 0,
+                                .index = i,
+                                .task = s->task,
+                                .max_batch = s->max_batch,
+                                .max_tokens = s->max_tokens,
+                                .max_context = c->m->context,
+                                .engine_modes = 7,
+                                .lane_rule = c->m->lane_rule,
+                                .tensor_count = CALSIM_TENSORS,
+                                .csr_count = 0,
+                                .logits_rows = 1};
     calsim_copy_text(info.name, sizeof info.name, s->name);
     calsim_put(out, &info, sizeof info);
   }
@@ -147,7 +177,8 @@ npurt_status npurt_calbin_submodel(npurt_calbin *handle, uint32_t i, npurt_submo
   return status;
 }
 
-npurt_status npurt_calbin_tensor(npurt_calbin *handle, uint32_t sub, uint32_t i, npurt_tensor_info *out) {
+npurt_status npurt_calbin_tensor(npurt_calbin *handle, uint32_t sub, uint32_t i,
+                                 npurt_tensor_info *out) {
   npurt_status status = CALSIM_CHECK(out, npurt_tensor_info);
   if (status != NPURT_OK) return status;
   calsim_device *d;
@@ -157,8 +188,12 @@ npurt_status npurt_calbin_tensor(npurt_calbin *handle, uint32_t sub, uint32_t i,
     status = calsim_error(NPURT_E_NOT_FOUND, "tensor %u of submodel %u", i, sub);
   } else {
     calsim_tensor t = calsim_tensor_of(c->m, &c->m->submodels[sub], i);
-    npurt_tensor_info info = {.index = i, .direction = t.direction, .dtype = t.dtype, .rank = t.rank,
-                              .alignment = CALSIM_PAGE, .slice_axes = t.slice_axes,
+    npurt_tensor_info info = {.index = i,
+                              .direction = t.direction,
+                              .dtype = t.dtype,
+                              .rank = t.rank,
+                              .alignment = CALSIM_PAGE,
+                              .slice_axes = t.slice_axes,
                               .bytes = calsim_tensor_row_bytes(&t) * t.rows};
     info.dims[0] = t.rows;
     if (t.rank > 1) info.dims[t.rank - 1] = t.columns;
@@ -176,34 +211,41 @@ npurt_status npurt_calbin_csr(npurt_calbin *handle, uint32_t sub, uint32_t i, np
   calsim_device *d;
   if (calsim_lock_object(handle, CALSIM_CALBIN, &d) == NULL) return NPURT_E_BAD_HANDLE;
   calsim_unlock(d);
-  return calsim_error(NPURT_E_NOT_FOUND, "CSR %u of submodel %u: the lane rules of this board need none", i, sub);
+  return calsim_error(NPURT_E_NOT_FOUND,
+                      "CSR %u of submodel %u: the lane rules of this board need none", i, sub);
 }
 
-/* ---- configure, release ---------------------------------------------------------------------------------------------------- */
+/* ---- configure, release ---------------------------------------------------------------- */
 
-static npurt_status check_configurable(const calsim_device *d, const calsim_calbin *c, uint32_t chip_mask) {
+static npurt_status check_configurable(const calsim_device *d, const calsim_calbin *c,
+                                       uint32_t chip_mask) {
   if (d->resetting || d->busy != NULL || calsim_in_flight(d) > 0)
-    return calsim_error(NPURT_E_OBJECT_IN_FLIGHT, "configure while jobs are in flight or a reset runs");
-  if (c->state == CALSIM_CONFIGURED) return calsim_error(NPURT_E_BAD_STATE, "the calbin is configured already");
+    return calsim_error(NPURT_E_OBJECT_IN_FLIGHT,
+                        "configure while jobs are in flight or a reset runs");
+  if (c->state == CALSIM_CONFIGURED)
+    return calsim_error(NPURT_E_BAD_STATE, "the calbin is configured already");
   if (chip_mask != 0 && chip_mask != c->m->chip_mask)
-    return calsim_error(NPURT_E_CALBIN_INCOMPATIBLE, "chip mask 0x%x; the calbin is built for 0x%x", chip_mask,
-                       c->m->chip_mask);
+    return calsim_error(NPURT_E_CALBIN_INCOMPATIBLE, "chip mask 0x%x; the calbin is built for 0x%x",
+                        chip_mask, c->m->chip_mask);
   if (d->configured != NULL)
-    return calsim_error(NPURT_E_CONFIGURE_FAILED, "another calbin is configured; this board holds one at a time");
+    return calsim_error(NPURT_E_CONFIGURE_FAILED,
+                        "another calbin is configured; this board holds one at a time");
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     const calsim_account *a = &c->account;
     uint64_t need = a->params[chip] + a->kv[chip] + a->workspace[chip] + a->other[chip];
     uint64_t used = calsim_chip_used(&d->chips[chip]);
     if (need > d->config.dram_bytes - used)
-      return calsim_error(NPURT_E_DEVICE_MEMORY, "chip %u: %llu bytes needed, %llu free", chip, (unsigned long long)need,
-                         (unsigned long long)(d->config.dram_bytes - used));
+      return calsim_error(NPURT_E_DEVICE_MEMORY, "chip %u: %llu bytes needed, %llu free", chip,
+                          (unsigned long long)need,
+                          (unsigned long long)(d->config.dram_bytes - used));
   }
   return NPURT_OK;
 }
 
 static npurt_status attach(calsim_device *d, calsim_calbin *c) {
   c->workspace = calsim_workspace_create(c->artifact);
-  if (c->workspace == NULL) return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory for the forward's scratch");
+  if (c->workspace == NULL)
+    return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory for the forward's scratch");
   npurt_status status = calsim_memory_attach(d, c);
   if (status != NPURT_OK) {
     calsim_workspace_destroy(c->workspace);
@@ -223,7 +265,8 @@ static npurt_status attach(calsim_device *d, calsim_calbin *c) {
   return NPURT_OK;
 }
 
-npurt_status npurt_calbin_configure(npurt_calbin *handle, const npurt_configure_params *p, npurt_configure_result *out) {
+npurt_status npurt_calbin_configure(npurt_calbin *handle, const npurt_configure_params *p,
+                                    npurt_configure_result *out) {
   npurt_status status = CALSIM_CHECK(p, npurt_configure_params);
   if (status == NPURT_OK) status = CALSIM_CHECK(out, npurt_configure_result);
   if (status != NPURT_OK) return status;
@@ -232,14 +275,17 @@ npurt_status npurt_calbin_configure(npurt_calbin *handle, const npurt_configure_
   if (c == NULL) return NPURT_E_BAD_HANDLE;
   npurt_configure_result result = {.device_epoch = d->epoch};
   uint64_t begin = calsim_now(d);
-  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) result.mem_before[chip] = calsim_chip_used(&d->chips[chip]);
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
+    result.mem_before[chip] = calsim_chip_used(&d->chips[chip]);
   status = check_configurable(d, c, p->chip_mask);
   if (status == NPURT_OK) status = attach(d, c);
-  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) result.mem_after[chip] = calsim_chip_used(&d->chips[chip]);
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
+    result.mem_after[chip] = calsim_chip_used(&d->chips[chip]);
   result.duration_ns = calsim_now(d) - begin;
   result.generation = status == NPURT_OK ? c->generation : 0;
   if (status == NPURT_OK)
-    calsim_event(d, NPURT_EV_MEMORY, 0, c->home_chip, NPURT_OK, "configured %s as configuration %llu", c->m->name,
+    calsim_event(d, NPURT_EV_MEMORY, 0, c->home_chip, NPURT_OK,
+                 "configured %s as configuration %llu", c->m->name,
                  (unsigned long long)c->configuration);
   else
     calsim_trace(d, "configure refused code=0x%04x", (unsigned)status);
@@ -270,7 +316,8 @@ npurt_status npurt_calbin_release(npurt_calbin *handle) {
   if (c == NULL) return NPURT_E_BAD_HANDLE;
   npurt_status status = NPURT_OK;
   if (c->children > 0) {
-    status = calsim_error(NPURT_E_OBJECT_IN_FLIGHT, "%u buffers or banks of the calbin exist", c->children);
+    status = calsim_error(NPURT_E_OBJECT_IN_FLIGHT, "%u buffers or banks of the calbin exist",
+                          c->children);
   } else {
     if (c->state == CALSIM_CONFIGURED) {
       calsim_calbin_drop(d, c, CALSIM_RELEASED, false);

@@ -1,4 +1,5 @@
-/* calsim_compute.c - phase EXEC: the forward of each active row, in device memory, without the device lock. */
+/* calsim_compute.c - phase EXEC: the forward of each active row, in device memory, without the
+ * device lock. */
 #include "calsim_internal.h"
 #include <stdlib.h>
 #include <string.h>
@@ -19,11 +20,14 @@ npurt_status calsim_capture_allocate(calsim_job *job) {
     capture->route_idx = calloc(tokens * routes, sizeof(int32_t));
     capture->route_weight = calloc(tokens * routes, sizeof(float));
   }
-  bool missing = capture->logits == NULL || (routes > 0 && (capture->route_idx == NULL || capture->route_weight == NULL));
-  return missing ? calsim_error(NPURT_E_HOST_MEMORY, "out of host memory for the capture") : NPURT_OK;
+  bool missing = capture->logits == NULL ||
+                 (routes > 0 && (capture->route_idx == NULL || capture->route_weight == NULL));
+  return missing ? calsim_error(NPURT_E_HOST_MEMORY, "out of host memory for the capture")
+                 : NPURT_OK;
 }
 
-/* Logits of the null profile: one peak, at a token that follows from the last token and its position. */
+/* Logits of the null profile: one peak, at a token that follows from the last token and its
+ * position. */
 static void null_logits(uint16_t *logits, uint32_t vocab, int32_t token, uint32_t position) {
   enum { BF16_TEN = 0x4120 };
   logits[calsim_mix((uint64_t)(uint32_t)token << 32 | position) % vocab] = BF16_TEN;
@@ -42,7 +46,8 @@ static void run_row(calsim_job *job, uint32_t row, uint32_t count) {
   const npurt_lane *lane = &job->rows[row];
   const int32_t *tokens = (const int32_t *)calsim_address(c, job->engine, CALSIM_TOKENS) +
                           (uint64_t)row * job->submodel->max_tokens;
-  uint16_t *logits = (uint16_t *)calsim_address(c, job->engine, CALSIM_LOGITS) + (uint64_t)row * shape->vocab;
+  uint16_t *logits =
+      (uint16_t *)calsim_address(c, job->engine, CALSIM_LOGITS) + (uint64_t)row * shape->vocab;
   uint64_t *digest = (uint64_t *)calsim_address(c, job->engine, CALSIM_DIGEST) + row;
   if (job->device->config.profile == CALSIM_PROFILE_NULL) {
     uint32_t position = lane->kv_len + count - 1;
@@ -53,17 +58,23 @@ static void run_row(calsim_job *job, uint32_t row, uint32_t count) {
   const calsim_capture *capture = &job->capture;
   uint64_t routes = (uint64_t)shape->layers * shape->experts_per_token, first = capture->first[row];
   calsim_row work = {
-      .kv = calsim_lane_kv(job->bank, lane->lane), .tokens = tokens, .token_count = count, .position = lane->kv_len,
+      .kv = calsim_lane_kv(job->bank, lane->lane),
+      .tokens = tokens,
+      .token_count = count,
+      .position = lane->kv_len,
       .logits_bf16 = logits,
       .logits_f32 = capture->logits == NULL ? NULL : capture->logits + first * shape->vocab,
       .route_idx = capture->route_idx == NULL ? NULL : capture->route_idx + first * routes,
-      .route_weight = capture->route_weight == NULL ? NULL : capture->route_weight + first * routes};
+      .route_weight =
+          capture->route_weight == NULL ? NULL : capture->route_weight + first * routes};
   calsim_forward(c->artifact, c->workspace, &work);
   if (!finite_bf16(logits, shape->vocab)) job->numeric = true;
-  if (job->views[CALSIM_DIGEST].host != NULL) *digest = calsim_kv_digest(c->m, work.kv, lane->kv_len + count);
+  if (job->views[CALSIM_DIGEST].host != NULL)
+    *digest = calsim_kv_digest(c->m, work.kv, lane->kv_len + count);
 }
 
-/* Rows that a faulty job completes before its exception, of `active`; *half: the next one is begun. */
+/* Rows that a faulty job completes before its exception, of `active`; *half: the next one is begun.
+ */
 static uint32_t rows_before_exception(const calsim_job *job, uint32_t active, bool *half) {
   *half = job->fault_kv == CALSIM_KV_PARTIAL;
   if (job->fault_kv == CALSIM_KV_NONE) return 0;
@@ -81,12 +92,15 @@ npurt_status calsim_compute(calsim_job *job) {
   uint32_t whole = job->faulty ? rows_before_exception(job, active, &half) : active;
   memset(calsim_address(c, job->engine, CALSIM_LOGITS), 0,
          (size_t)job->submodel->max_batch * c->m->shape.vocab * sizeof(uint16_t));
-  memset(calsim_address(c, job->engine, CALSIM_DIGEST), 0, job->submodel->max_batch * sizeof(uint64_t));
+  memset(calsim_address(c, job->engine, CALSIM_DIGEST), 0,
+         job->submodel->max_batch * sizeof(uint64_t));
   for (uint32_t row = 0; row < job->row_count; ++row) {
     const npurt_lane *lane = &job->rows[row];
     if (!lane->active) continue;
     if (atomic_load(&job->abort)) return NPURT_E_JOB_ABORTED;
-    uint32_t count = done < whole ? lane->tokens : half && done == whole ? (lane->tokens + 1) / 2 : 0;
+    uint32_t count = done < whole            ? lane->tokens
+                     : half && done == whole ? (lane->tokens + 1) / 2
+                                             : 0;
     if (count == 0) break;
     job->rows_touched = ++done;
     run_row(job, row, count);

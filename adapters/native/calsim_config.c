@@ -1,4 +1,5 @@
-/* calsim_config.c - the text that npurt_device_open takes: lines of "key = value", each key at most once. */
+/* calsim_config.c - the text that npurt_device_open takes: lines of "key = value", each key at most
+ * once. */
 #include "calsim_internal.h"
 #include <errno.h>
 #include <math.h>
@@ -77,9 +78,22 @@ static bool take_switch(const char *value, bool *out) {
   return true;
 }
 
-static const char *const KEYS[] = {"profile", "seed",       "clock",           "scale",          "strict",
-                                   "capture", "dram_bytes", "runtime_version", "driver_version", "firmware_version"};
-enum { PROFILE, SEED, CLOCK, SCALE, STRICT, CAPTURE, DRAM_BYTES, RUNTIME, DRIVER, FIRMWARE, KEY_COUNT };
+static const char *const KEYS[] = {
+    "profile", "seed",       "clock",           "scale",          "strict",
+    "capture", "dram_bytes", "runtime_version", "driver_version", "firmware_version"};
+enum {
+  PROFILE,
+  SEED,
+  CLOCK,
+  SCALE,
+  STRICT,
+  CAPTURE,
+  DRAM_BYTES,
+  RUNTIME,
+  DRIVER,
+  FIRMWARE,
+  KEY_COUNT
+};
 
 static bool set_key(calsim_config *c, int key, const char *value) {
   static const char *const profiles[] = {"tiny", "null", "tp2-ref"};
@@ -111,17 +125,21 @@ static npurt_status parse_line(char *line, uint32_t number, bool *seen, calsim_c
   if (comment != NULL) *comment = '\0';
   char *key = trim(line), *equals = strchr(key, '=');
   if (*key == '\0') return NPURT_OK;
-  if (equals == NULL) return calsim_error(NPURT_E_INVALID_ARG, "config line %u: not \"key = value\": %s", number, key);
+  if (equals == NULL)
+    return calsim_error(NPURT_E_INVALID_ARG, "config line %u: not \"key = value\": %s", number,
+                        key);
   *equals = '\0';
   char *value = trim(equals + 1);
   key = trim(key);
   int index;
   if (!choose(key, KEYS, KEY_COUNT, &index))
     return calsim_error(NPURT_E_INVALID_ARG, "config line %u: unknown key '%s'", number, key);
-  if (seen[index]) return calsim_error(NPURT_E_INVALID_ARG, "config line %u: key '%s' a second time", number, key);
+  if (seen[index])
+    return calsim_error(NPURT_E_INVALID_ARG, "config line %u: key '%s' a second time", number, key);
   seen[index] = true;
   if (!set_key(config, index, value))
-    return calsim_error(NPURT_E_INVALID_ARG, "config line %u: %s does not take the value '%s'", number, key, value);
+    return calsim_error(NPURT_E_INVALID_ARG, "config line %u: %s does not take the value '%s'",
+                        number, key, value);
   return NPURT_OK;
 }
 
@@ -132,7 +150,8 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   strcpy(out->driver_version, "0.1.0");
   strcpy(out->firmware_version, "0.1.0");
   if (text == NULL) return NPURT_OK;
-  if (strnlen(text, 65536) == 65536) return calsim_error(NPURT_E_INVALID_ARG, "config text of 64 KiB or more");
+  if (strnlen(text, 65536) == 65536)
+    return calsim_error(NPURT_E_INVALID_ARG, "config text of 64 KiB or more");
   char *copy = strdup(text);
   if (copy == NULL) return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
   npurt_status status = NPURT_OK;

@@ -1,23 +1,27 @@
 /* calsim_cost.c - what a job takes and what a model is accounted with, by profile.
  *
- * tp2-ref prices the reference shape (a 30B mixture of experts on two chips, tensor parallel) whatever model really runs:
- * per layer and chip, the slower of reading the weights that the tokens touch and computing with them, then two exchanges
- * between the chips. The chip numbers are illustrative; nobody measured them. */
+ * tp2-ref prices the reference shape (a 30B mixture of experts on two chips, tensor parallel)
+ * whatever model really runs: per layer and chip, the slower of reading the weights that the tokens
+ * touch and computing with them, then two exchanges between the chips. The chip numbers are
+ * illustrative; nobody measured them. */
 #include "calsim_internal.h"
 #include <math.h>
 
 static const double GIB = 1073741824.0;
 
 /* The reference shape. */
-static const double LAYERS = 48, HIDDEN = 2048, VOCAB = 151936, EXPERTS = 128, EXPERTS_PER_TOKEN = 8;
-static const double ATTENTION_PARAMS = 2048.0 * 4096 * 2 + 2048.0 * 512 * 2, ROUTER_PARAMS = 2048.0 * 128;
+static const double LAYERS = 48, HIDDEN = 2048, VOCAB = 151936, EXPERTS = 128,
+                    EXPERTS_PER_TOKEN = 8;
+static const double ATTENTION_PARAMS = 2048.0 * 4096 * 2 + 2048.0 * 512 * 2,
+                    ROUTER_PARAMS = 2048.0 * 128;
 static const double EXPERT_PARAMS = 3.0 * 2048 * 768, QUERY_WIDTH = 4096;
 static const double PARAM_BYTES = 16.938 * 1073741824.0 / 30.53e9; /* per parameter, quantised */
 static const double KV_LAYER_BYTES = 2.0 * 4 * 128 * 2;            /* per token and layer, bf16 */
 static const uint64_t KV_TOKEN_BYTES = 98304;
 
 /* The illustrative chip. */
-static const double CHIP_BYTES_PER_S = 200e9, CHIP_FLOPS = 60e12, LINK_LATENCY_S = 4e-6, LINK_BYTES_PER_S = 32e9;
+static const double CHIP_BYTES_PER_S = 200e9, CHIP_FLOPS = 60e12, LINK_LATENCY_S = 4e-6,
+                    LINK_BYTES_PER_S = 32e9;
 static const double HOST_BYTES_PER_S = 16e9, H2D_LATENCY_S = 50e-6, D2H_LATENCY_S = 31e-6;
 
 static uint64_t to_ns(double seconds) { return (uint64_t)llround(seconds * 1e9); }
@@ -33,8 +37,9 @@ static calsim_cost reference_cost(const calsim_work *w) {
   double touched = EXPERTS * (1 - pow(1 - EXPERTS_PER_TOKEN / EXPERTS, tokens));
   double bytes = (ATTENTION_PARAMS + ROUTER_PARAMS + touched * EXPERT_PARAMS) * PARAM_BYTES +
                  (double)w->context_sum * KV_LAYER_BYTES;
-  double flops = 2 * tokens * (ATTENTION_PARAMS + ROUTER_PARAMS + EXPERTS_PER_TOKEN * EXPERT_PARAMS) +
-                 4 * (double)w->attended * QUERY_WIDTH;
+  double flops =
+      2 * tokens * (ATTENTION_PARAMS + ROUTER_PARAMS + EXPERTS_PER_TOKEN * EXPERT_PARAMS) +
+      4 * (double)w->attended * QUERY_WIDTH;
   double exchange_bytes = tokens * HIDDEN * 2;
   double exchange = LINK_LATENCY_S + exchange_bytes / LINK_BYTES_PER_S;
   double head = half_roof(HIDDEN * VOCAB * PARAM_BYTES, 2 * (double)w->rows * HIDDEN * VOCAB);

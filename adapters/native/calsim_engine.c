@@ -1,18 +1,20 @@
 /* calsim_engine.c - time and the life of a job: QUEUED, H2D, EXEC, D2H, terminal.
  *
- * Overlap hypothesis 0: phases of two jobs never run at once; the second command bank only keeps a job ready. The engine is a
- * queue of pending events ordered by (time, sequence). Firing one does its work without the lock (kernel copies, forward), then
- * settles the job. The manual clock jumps to the event; the real clock lets the engine thread work first and then sleep until
- * the event is due, so that computing counts as part of the simulated time. */
+ * Overlap hypothesis 0: phases of two jobs never run at once; the second command bank only keeps a
+ * job ready. The engine is a queue of pending events ordered by (time, sequence). Firing one does
+ * its work without the lock (kernel copies, forward), then settles the job. The manual clock jumps
+ * to the event; the real clock lets the engine thread work first and then sleep until the event is
+ * due, so that computing counts as part of the simulated time. */
 #include "calsim_internal.h"
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-static const char *const STATES[] = {"?", "queued", "h2d", "exec", "d2h", "done", "failed", "aborted", "lost"};
+static const char *const STATES[] = {"?",    "queued", "h2d",     "exec", "d2h",
+                                     "done", "failed", "aborted", "lost"};
 enum { SPIN_NS = 20000 }; /* below this a sleep overshoots more than it saves */
 
-/* ---- clock ---------------------------------------------------------------------------------------------------------------- */
+/* ---- clock ----------------------------------------------------------------------------- */
 
 static uint64_t host_now(void) {
   struct timespec t;
@@ -35,10 +37,11 @@ static uint64_t host_ns_of(const calsim_device *d, uint64_t device_ns) {
 
 struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns) {
   uint64_t ns = host_ns_of(d, device_ns) + 1; /* never wake before the device clock has got there */
-  return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+  return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u),
+                           .tv_nsec = (long)(ns % 1000000000u)};
 }
 
-/* ---- queue ---------------------------------------------------------------------------------------------------------------- */
+/* ---- queue ----------------------------------------------------------------------------- */
 
 static void push(calsim_device *d, calsim_job *job, uint32_t kind, uint64_t time) {
   d->pending[d->pending_count++] = (calsim_pending){time, d->next_pending_seq++, kind, job};
@@ -75,7 +78,7 @@ void calsim_engine_next(calsim_device *d) {
   }
 }
 
-/* ---- life of a job ---------------------------------------------------------------------------------------------------------- */
+/* ---- life of a job --------------------------------------------------------------------- */
 
 /* What the bank must believe of the job's lanes from now on. */
 static void settle_lanes(const calsim_job *job) {
@@ -95,8 +98,8 @@ static void settle_lanes(const calsim_job *job) {
   }
 }
 
-void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status, uint32_t kv_effect,
-                    uint32_t flags) {
+void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
+                    uint32_t kv_effect, uint32_t flags) {
   job->state = state;
   job->status = status;
   job->kv_effect = kv_effect;
@@ -104,15 +107,19 @@ void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_sta
   job->times.visible = calsim_now(d);
   job->times.valid |= 1u << 8;
   d->last_progress_ns = job->times.visible;
-  if (state == NPURT_JOB_DONE) ++d->totals.finished;
-  else if (state == NPURT_JOB_ABORTED) ++d->totals.aborted;
-  else ++d->totals.failed;
+  if (state == NPURT_JOB_DONE)
+    ++d->totals.finished;
+  else if (state == NPURT_JOB_ABORTED)
+    ++d->totals.aborted;
+  else
+    ++d->totals.failed;
   settle_lanes(job);
   forget(d, job);
   if (d->active == job) d->active = NULL;
   calsim_trace(d, "%s job=%llu code=0x%04x kv=%u rows_done=%llx flags=%u%s%s", STATES[state],
-               (unsigned long long)job->ordinal, (unsigned)status, kv_effect, (unsigned long long)job->rows_done,
-               job->flags, job->reason[0] != '\0' ? " " : "", job->reason);
+               (unsigned long long)job->ordinal, (unsigned)status, kv_effect,
+               (unsigned long long)job->rows_done, job->flags, job->reason[0] != '\0' ? " " : "",
+               job->reason);
   pthread_cond_broadcast(&d->changed);
 }
 
@@ -125,7 +132,8 @@ static void carry_fault(calsim_job *job, const calsim_rule *rule) {
   job->faulty = true;
   job->fault_quiesces = rule->quiesce;
   job->fault_kv = rule->kv_effect;
-  job->ccu = (npurt_ccu_exception){.valid = 1, .chip = rule->chip, .code = rule->ccu_code, .pc = rule->pc};
+  job->ccu =
+      (npurt_ccu_exception){.valid = 1, .chip = rule->chip, .code = rule->ccu_code, .pc = rule->pc};
   snprintf(job->ccu.text, sizeof job->ccu.text, "injected by fault %s", rule->id);
 }
 
@@ -142,13 +150,15 @@ static void enter(calsim_device *d, calsim_job *job, uint32_t state) {
   job->times.valid |= 1u << (2 * (state - NPURT_JOB_H2D) + 2);
   d->last_progress_ns = now;
   calsim_trace(d, "%s job=%llu", STATES[state], (unsigned long long)job->ordinal);
-  const calsim_rule *rule = calsim_fault_at(d, (calsim_point)(state - NPURT_JOB_H2D + CALSIM_AT_H2D), job);
+  const calsim_rule *rule =
+      calsim_fault_at(d, (calsim_point)(state - NPURT_JOB_H2D + CALSIM_AT_H2D), job);
   if (rule != NULL) carry_fault(job, rule);
   if (!job->hung) push(d, job, state - NPURT_JOB_H2D + NPURT_SIM_EVENT_H2D_END, now + cost);
   pthread_cond_broadcast(&d->changed);
 }
 
-static void report_gone(calsim_device *d, const calsim_job *job, npurt_status status, uint32_t tensor) {
+static void report_gone(calsim_device *d, const calsim_job *job, npurt_status status,
+                        uint32_t tensor) {
   if (status != NPURT_E_DMA) return;
   calsim_violation(d, job, NPURT_E_DMA, "HOST_MEMORY_GONE tensor %s: %s",
                    calsim_tensor_of(job->calbin->m, job->submodel, tensor).name, job->reason);
@@ -181,8 +191,8 @@ static void settle_exec(calsim_device *d, calsim_job *job) {
     return;
   }
   ++d->totals.ccu_exceptions;
-  calsim_event(d, NPURT_EV_CCU, job->ticket, job->ccu.chip, NPURT_E_CCU_EXCEPTION, "CCU exception code %u pc 0x%llx",
-               job->ccu.code, (unsigned long long)job->ccu.pc);
+  calsim_event(d, NPURT_EV_CCU, job->ticket, job->ccu.chip, NPURT_E_CCU_EXCEPTION,
+               "CCU exception code %u pc 0x%llx", job->ccu.code, (unsigned long long)job->ccu.pc);
   if (!job->fault_quiesces) calsim_health_set(d, CALSIM_HEALTH_DEGRADED, 1, job->ccu.chip);
   calsim_job_end(d, job, NPURT_JOB_FAILED, NPURT_E_CCU_EXCEPTION, job->fault_kv,
                  job->fault_quiesces ? CALSIM_FLAG_QUIESCENT : 0);
@@ -194,11 +204,11 @@ static void settle_d2h(calsim_device *d, calsim_job *job, npurt_status status, u
   report_gone(d, job, status, tensor);
   if (status == NPURT_OK) d->totals.d2h_bytes += job->bytes_out;
   uint32_t flags = CALSIM_FLAG_QUIESCENT | (job->numeric ? CALSIM_FLAG_NUMERIC : 0);
-  calsim_job_end(d, job, status == NPURT_OK ? NPURT_JOB_DONE : NPURT_JOB_FAILED, status, CALSIM_KV_APPLIED,
-                 flags | (status == NPURT_OK ? CALSIM_FLAG_OUTPUT_VALID : 0));
+  calsim_job_end(d, job, status == NPURT_OK ? NPURT_JOB_DONE : NPURT_JOB_FAILED, status,
+                 CALSIM_KV_APPLIED, flags | (status == NPURT_OK ? CALSIM_FLAG_OUTPUT_VALID : 0));
 }
 
-/* ---- firing ----------------------------------------------------------------------------------------------------------------- */
+/* ---- firing ---------------------------------------------------------------------------- */
 
 /* Real clock: sleep until the event is due, or the job is to be given up. */
 static void sleep_until(calsim_device *d, uint64_t due, const calsim_job *job) {
@@ -225,8 +235,8 @@ static npurt_status work_of(calsim_job *job, uint32_t kind, uint32_t *tensor) {
   }
 }
 
-/* Fire the earliest event; returns its kind. Lock held before and after, not during the work. A job that is to be given up
- * meanwhile is left as it is, for the reset that asked. */
+/* Fire the earliest event; returns its kind. Lock held before and after, not during the work. A job
+ * that is to be given up meanwhile is left as it is, for the reset that asked. */
 static uint32_t fire(calsim_device *d) {
   calsim_pending event = take(d, earliest(d));
   calsim_job *job = event.job;
@@ -242,9 +252,12 @@ static uint32_t fire(calsim_device *d) {
   calsim_resume(d);
   if (is_real(d)) sleep_until(d, event.time, job);
   if (!atomic_load(&job->abort) && !d->closing) {
-    if (event.kind == NPURT_SIM_EVENT_H2D_END) settle_h2d(d, job, status, tensor);
-    else if (event.kind == NPURT_SIM_EVENT_EXEC_END) settle_exec(d, job);
-    else settle_d2h(d, job, status, tensor);
+    if (event.kind == NPURT_SIM_EVENT_H2D_END)
+      settle_h2d(d, job, status, tensor);
+    else if (event.kind == NPURT_SIM_EVENT_EXEC_END)
+      settle_exec(d, job);
+    else
+      settle_d2h(d, job, status, tensor);
     calsim_engine_next(d);
   }
   d->busy = NULL;
@@ -256,8 +269,10 @@ static void *engine_main(void *argument) {
   calsim_device *d = argument;
   pthread_mutex_lock(&d->lock);
   while (!d->closing) {
-    if (d->pending_count == 0 || d->resetting) pthread_cond_wait(&d->work, &d->lock);
-    else fire(d);
+    if (d->pending_count == 0 || d->resetting)
+      pthread_cond_wait(&d->work, &d->lock);
+    else
+      fire(d);
   }
   pthread_mutex_unlock(&d->lock);
   return NULL;
@@ -268,7 +283,9 @@ npurt_status calsim_engine_start(calsim_device *d) {
   d->base_host_ns = host_now();
   if (!is_real(d)) return NPURT_OK;
   int error = pthread_create(&d->thread, NULL, engine_main, d);
-  if (error != 0) return calsim_error(NPURT_E_HOST_MEMORY, "the engine thread does not start: %s", strerror(error));
+  if (error != 0)
+    return calsim_error(NPURT_E_HOST_MEMORY, "the engine thread does not start: %s",
+                        strerror(error));
   d->thread_runs = true;
   return NPURT_OK;
 }
@@ -309,7 +326,7 @@ uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccount
   return aborted;
 }
 
-/* ---- stepping --------------------------------------------------------------------------------------------------------------- */
+/* ---- stepping -------------------------------------------------------------------------- */
 
 /* Wait for other steppers and resets; is there an event to fire? */
 static bool can_fire(calsim_device *d) {
@@ -326,7 +343,9 @@ static bool reached(const calsim_device *d, uint64_t arg) {
 
 static npurt_status step_loop(calsim_device *d, uint32_t how, uint64_t arg, uint32_t *fired) {
   while (!(how == NPURT_SIM_STEP_TICKET && reached(d, arg))) {
-    if (!can_fire(d)) return how == NPURT_SIM_STEP_TICKET || how == NPURT_SIM_STEP_KIND ? NPURT_E_NOT_READY : NPURT_OK;
+    if (!can_fire(d))
+      return how == NPURT_SIM_STEP_TICKET || how == NPURT_SIM_STEP_KIND ? NPURT_E_NOT_READY
+                                                                        : NPURT_OK;
     if (how == NPURT_SIM_STEP_TIME && d->pending[earliest(d)].time > arg) return NPURT_OK;
     uint32_t kind = fire(d);
     ++*fired;
@@ -336,7 +355,8 @@ static npurt_status step_loop(calsim_device *d, uint32_t how, uint64_t arg, uint
 }
 
 npurt_status npurt_sim_step(npurt_device *handle, uint32_t how, uint64_t arg, uint32_t *fired) {
-  if (how < NPURT_SIM_STEP_ONE || how > NPURT_SIM_STEP_KIND) return calsim_error(NPURT_E_INVALID_ARG, "step: how %u", how);
+  if (how < NPURT_SIM_STEP_ONE || how > NPURT_SIM_STEP_KIND)
+    return calsim_error(NPURT_E_INVALID_ARG, "step: how %u", how);
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   uint32_t count = 0;
@@ -359,7 +379,8 @@ npurt_status npurt_sim_step(npurt_device *handle, uint32_t how, uint64_t arg, ui
 static npurt_status set_scale(calsim_device *d, uint64_t thousandths) {
   if (!is_real(d)) return calsim_error(NPURT_E_BAD_STATE, "only a real clock has a scale");
   if (thousandths == 0 || thousandths > 1000000000u)
-    return calsim_error(NPURT_E_INVALID_ARG, "scale %llu thousandths", (unsigned long long)thousandths);
+    return calsim_error(NPURT_E_INVALID_ARG, "scale %llu thousandths",
+                        (unsigned long long)thousandths);
   d->base_ns = calsim_now(d);
   d->base_host_ns = host_now();
   d->scale = (double)thousandths / 1000;
@@ -373,12 +394,14 @@ npurt_status npurt_sim_clock(npurt_device *handle, uint32_t op, uint64_t value, 
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   npurt_status status = NPURT_OK;
-  if (op == NPURT_SIM_CLOCK_SCALE) status = set_scale(d, value);
+  if (op == NPURT_SIM_CLOCK_SCALE)
+    status = set_scale(d, value);
   else if (op != NPURT_SIM_CLOCK_READ && op != NPURT_SIM_CLOCK_NEXT)
     status = calsim_error(NPURT_E_UNSUPPORTED, "sim_clock: operation %u", op);
   if (status == NPURT_OK && op == NPURT_SIM_CLOCK_NEXT)
     *out = d->pending_count > 0 ? d->pending[earliest(d)].time : UINT64_MAX;
-  else if (status == NPURT_OK) *out = calsim_now(d);
+  else if (status == NPURT_OK)
+    *out = calsim_now(d);
   calsim_unlock(d);
   return status;
 }

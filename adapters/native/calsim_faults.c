@@ -1,7 +1,7 @@
 /* calsim_faults.c - the fault plan: its grammar (npurt_sim.h) and its decisions.
  *
- * A decision depends on the seed, the rule and the ordinal of the occurrence, never on time or threads, so that the same
- * order of jobs meets the same faults under every clock. */
+ * A decision depends on the seed, the rule and the ordinal of the occurrence, never on time or
+ * threads, so that the same order of jobs meets the same faults under every clock. */
 #include "calsim_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,13 +35,15 @@ static int index_in(const char *text, const char *const *names, int count) {
   return -1;
 }
 
-static bool take_count(line_state *s, const char *key, const char *value, uint64_t least, uint64_t most, uint64_t *out) {
+static bool take_count(line_state *s, const char *key, const char *value, uint64_t least,
+                       uint64_t most, uint64_t *out) {
   if (calsim_parse_u64(value, out) && *out >= least && *out <= most) return true;
-  return wrong(s, "%s=%s: expected a number from %llu to %llu", key, value, (unsigned long long)least,
-               (unsigned long long)most);
+  return wrong(s, "%s=%s: expected a number from %llu to %llu", key, value,
+               (unsigned long long)least, (unsigned long long)most);
 }
 
-static bool take_small(line_state *s, const char *key, const char *value, uint64_t most, uint32_t *out) {
+static bool take_small(line_state *s, const char *key, const char *value, uint64_t most,
+                       uint32_t *out) {
   uint64_t number;
   if (!take_count(s, key, value, 0, most, &number)) return false;
   *out = (uint32_t)number;
@@ -49,14 +51,17 @@ static bool take_small(line_state *s, const char *key, const char *value, uint64
 }
 
 /* One of two words; *out = 1 or 2. */
-static bool take_either(line_state *s, const char *key, const char *value, const char *one, const char *two,
-                        uint32_t *out) {
+static bool take_either(line_state *s, const char *key, const char *value, const char *one,
+                        const char *two, uint32_t *out) {
   *out = strcmp(value, one) == 0 ? 1 : strcmp(value, two) == 0 ? 2 : 0;
   return *out != 0 || wrong(s, "%s=%s: expected %s or %s", key, value, one, two);
 }
 
 static bool take_time(line_state *s, const char *key, const char *value, uint64_t *out) {
-  static const struct { const char *unit; double ns; } units[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
+  static const struct {
+    const char *unit;
+    double ns;
+  } units[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
   char number[32];
   size_t digits = strspn(value, "0123456789.");
   double amount;
@@ -64,7 +69,8 @@ static bool take_time(line_state *s, const char *key, const char *value, uint64_
     memcpy(number, value, digits);
     number[digits] = '\0';
     for (size_t i = 0; i < 4; ++i) {
-      if (strcmp(value + digits, units[i].unit) != 0 || !calsim_parse_real(number, &amount)) continue;
+      if (strcmp(value + digits, units[i].unit) != 0 || !calsim_parse_real(number, &amount))
+        continue;
       if (amount * units[i].ns > 9e18) break;
       *out = (uint64_t)(amount * units[i].ns + 0.5);
       return true;
@@ -75,13 +81,15 @@ static bool take_time(line_state *s, const char *key, const char *value, uint64_
 
 static bool take_point(line_state *s, calsim_rule *rule, const char *key, const char *value) {
   int point = index_in(value, POINTS, 4);
-  if (point < 0) return wrong(s, "%s=%s: this board injects at submit, h2d, exec and d2h", key, value);
+  if (point < 0)
+    return wrong(s, "%s=%s: this board injects at submit, h2d, exec and d2h", key, value);
   calsim_point at = (calsim_point)(point + CALSIM_AT_SUBMIT);
-  bool fits = rule->kind == CALSIM_SUBMIT_REJECT  ? at == CALSIM_AT_SUBMIT
+  bool fits = rule->kind == CALSIM_SUBMIT_REJECT   ? at == CALSIM_AT_SUBMIT
               : rule->kind == CALSIM_CCU_EXCEPTION ? at == CALSIM_AT_EXEC
                                                    : at != CALSIM_AT_SUBMIT;
   if (!fits) return wrong(s, "%s=%s does not go with kind=%s", key, value, KINDS[rule->kind - 1]);
-  if (rule->point != 0 && rule->point != at) return wrong(s, "on= and phase= name different points");
+  if (rule->point != 0 && rule->point != at)
+    return wrong(s, "on= and phase= name different points");
   rule->point = at;
   return true;
 }
@@ -100,19 +108,23 @@ static bool take_pick(line_state *s, calsim_rule *rule, const char *key, const c
 static bool take_firings(line_state *s, calsim_rule *rule, const char *value) {
   s->counted = true;
   rule->count = UINT64_MAX;
-  return strcmp(value, "inf") == 0 || take_count(s, "count", value, 1, UINT64_MAX - 1, &rule->count);
+  return strcmp(value, "inf") == 0 ||
+         take_count(s, "count", value, 1, UINT64_MAX - 1, &rule->count);
 }
 
 static bool take_model(line_state *s, calsim_rule *rule, const char *value) {
-  if (strlen(value) >= sizeof rule->model || *value == '\0') return wrong(s, "model=%s: not a model name", value);
+  if (strlen(value) >= sizeof rule->model || *value == '\0')
+    return wrong(s, "model=%s: not a model name", value);
   calsim_copy_text(rule->model, sizeof rule->model, value);
   return true;
 }
 
 /* Keys of every kind. *known tells whether the key was one of them. */
-static bool take_common(line_state *s, calsim_rule *rule, const char *key, const char *value, bool *known) {
-  static const char *const keys[] = {"on",   "nth",    "every", "p",    "count", "skip",  "task",
-                                     "engine", "model", "lane", "after", "until", "during", "inflight"};
+static bool take_common(line_state *s, calsim_rule *rule, const char *key, const char *value,
+                        bool *known) {
+  static const char *const keys[] = {"on",    "nth",   "every",  "p",       "count",
+                                     "skip",  "task",  "engine", "model",   "lane",
+                                     "after", "until", "during", "inflight"};
   uint64_t number;
   int index = index_in(key, keys, 14);
   *known = index >= 0;
@@ -145,12 +157,14 @@ static bool take_reject_code(line_state *s, calsim_rule *rule, const char *value
   if (!take_small(s, "code", value, 0xffff, &code)) return false;
   uint32_t class = code >> 8;
   rule->reject_code = (npurt_status)code;
-  if ((class >= 1 && class <= 3 && (code & 0xff) != 0) || code == NPURT_E_SUBMIT_REJECTED || code == NPURT_E_CSR_FAILED)
+  if ((class >= 1 && class <= 3 && (code & 0xff) != 0) || code == NPURT_E_SUBMIT_REJECTED ||
+      code == NPURT_E_CSR_FAILED)
     return true;
   return wrong(s, "code=%s: a rejected submit has a code of class 1 to 3, 0x601 or 0x603", value);
 }
 
-static bool take_ccu(line_state *s, calsim_rule *rule, const char *key, const char *value, bool *known) {
+static bool take_ccu(line_state *s, calsim_rule *rule, const char *key, const char *value,
+                     bool *known) {
   static const char *const keys[] = {"chip", "code", "pc", "quiesce", "kv"};
   static const char *const effects[] = {"none", "applied", "partial", "unknown"};
   uint32_t answer;
@@ -175,7 +189,8 @@ static bool take_ccu(line_state *s, calsim_rule *rule, const char *key, const ch
   }
 }
 
-static bool take_hang(line_state *s, calsim_rule *rule, const char *key, const char *value, bool *known) {
+static bool take_hang(line_state *s, calsim_rule *rule, const char *key, const char *value,
+                      bool *known) {
   *known = true;
   if (strcmp(key, "phase") == 0) return take_point(s, rule, key, value);
   if (strcmp(key, "release") == 0) {
@@ -192,7 +207,8 @@ static bool take_key(line_state *s, calsim_rule *rule, const char *key, const ch
   bool known;
   if (!take_common(s, rule, key, value, &known)) return false;
   if (known) return true;
-  if (rule->kind == CALSIM_SUBMIT_REJECT && strcmp(key, "code") == 0) return take_reject_code(s, rule, value);
+  if (rule->kind == CALSIM_SUBMIT_REJECT && strcmp(key, "code") == 0)
+    return take_reject_code(s, rule, value);
   if (rule->kind == CALSIM_CCU_EXCEPTION && !take_ccu(s, rule, key, value, &known)) return false;
   if (rule->kind == CALSIM_HANG && !take_hang(s, rule, key, value, &known)) return false;
   return known || wrong(s, "unknown key '%s' for kind=%s", key, KINDS[rule->kind - 1]);
@@ -201,13 +217,16 @@ static bool take_key(line_state *s, calsim_rule *rule, const char *key, const ch
 /* Cut a line into keys and values, in place. */
 static bool split_keys(line_state *s, char *text) {
   char *rest = NULL;
-  for (char *word = strtok_r(text, " \t\r", &rest); word != NULL; word = strtok_r(NULL, " \t\r", &rest)) {
+  for (char *word = strtok_r(text, " \t\r", &rest); word != NULL;
+       word = strtok_r(NULL, " \t\r", &rest)) {
     char *equals = strchr(word, '=');
     if (equals == NULL || equals == word) return wrong(s, "'%s' is not key=value", word);
     if (s->key_count == MAX_KEYS) return wrong(s, "too many keys");
     *equals = '\0';
-    if (strcmp(word, "inflight>") == 0) equals[-1] = '\0';
-    else if (strcmp(word, "inflight") == 0) return wrong(s, "inflight takes >=");
+    if (strcmp(word, "inflight>") == 0)
+      equals[-1] = '\0';
+    else if (strcmp(word, "inflight") == 0)
+      return wrong(s, "inflight takes >=");
     for (uint32_t i = 0; i < s->key_count; ++i)
       if (strcmp(s->keys[i], word) == 0) return wrong(s, "key '%s' a second time", word);
     s->keys[s->key_count] = word;
@@ -229,19 +248,26 @@ static bool take_kind(line_state *s, calsim_rule *rule) {
 
 static bool parse_rule(line_state *s, char *line, calsim_rule *rule) {
   char *rest = NULL, *word = strtok_r(line, " \t\r", &rest), *id = strtok_r(NULL, " \t\r", &rest);
-  *rule = (calsim_rule){.lane = -1, .until_ns = UINT64_MAX, .reject_code = NPURT_E_SUBMIT_REJECTED, .ccu_code = 1,
-                        .quiesce = true, .kv_effect = CALSIM_KV_NONE};
+  *rule = (calsim_rule){.lane = -1,
+                        .until_ns = UINT64_MAX,
+                        .reject_code = NPURT_E_SUBMIT_REJECTED,
+                        .ccu_code = 1,
+                        .quiesce = true,
+                        .kv_effect = CALSIM_KV_NONE};
   if (strcmp(word, "fault") != 0) return wrong(s, "a rule begins with 'fault', not '%s'", word);
   if (id == NULL || strchr(id, '=') != NULL || strlen(id) >= sizeof rule->id)
     return wrong(s, "after 'fault' comes an id of at most %zu characters", sizeof rule->id - 1);
   calsim_copy_text(rule->id, sizeof rule->id, id);
   if (!split_keys(s, rest) || !take_kind(s, rule)) return false;
   for (uint32_t i = 0; i < s->key_count; ++i)
-    if (strcmp(s->keys[i], "kind") != 0 && !take_key(s, rule, s->keys[i], s->values[i])) return false;
+    if (strcmp(s->keys[i], "kind") != 0 && !take_key(s, rule, s->keys[i], s->values[i]))
+      return false;
   if (rule->point == 0 && rule->kind == CALSIM_HANG) return wrong(s, "a hang needs phase= or on=");
-  if (rule->point == 0) rule->point = rule->kind == CALSIM_SUBMIT_REJECT ? CALSIM_AT_SUBMIT : CALSIM_AT_EXEC;
+  if (rule->point == 0)
+    rule->point = rule->kind == CALSIM_SUBMIT_REJECT ? CALSIM_AT_SUBMIT : CALSIM_AT_EXEC;
   if (!s->counted)
-    rule->count = rule->pick == CALSIM_PICK_EVERY || rule->pick == CALSIM_PICK_CHANCE ? UINT64_MAX : 1;
+    rule->count =
+        rule->pick == CALSIM_PICK_EVERY || rule->pick == CALSIM_PICK_CHANCE ? UINT64_MAX : 1;
   return true;
 }
 
@@ -253,7 +279,8 @@ static bool parse_line(line_state *s, char *line, calsim_rule *rules, uint32_t *
   if (*count == CALSIM_MAX_RULES) return wrong(s, "more than %d rules", CALSIM_MAX_RULES);
   if (!parse_rule(s, line, &rules[*count])) return false;
   for (uint32_t i = 0; i < *count; ++i)
-    if (strcmp(rules[i].id, rules[*count].id) == 0) return wrong(s, "id '%s' a second time", rules[i].id);
+    if (strcmp(rules[i].id, rules[*count].id) == 0)
+      return wrong(s, "id '%s' a second time", rules[i].id);
   ++*count;
   return true;
 }
@@ -262,7 +289,8 @@ npurt_status calsim_plan_parse(const char *text, calsim_rule **rules, uint32_t *
   *rules = NULL;
   *count = 0;
   if (text == NULL) return NPURT_OK;
-  if (strnlen(text, 1 << 20) == 1 << 20) return calsim_error(NPURT_E_INVALID_ARG, "fault plan of 1 MiB or more");
+  if (strnlen(text, 1 << 20) == 1 << 20)
+    return calsim_error(NPURT_E_INVALID_ARG, "fault plan of 1 MiB or more");
   char *copy = strdup(text), message[CALSIM_ERROR_BYTES] = "";
   calsim_rule *parsed = calloc(CALSIM_MAX_RULES, sizeof *parsed);
   bool good = copy != NULL && parsed != NULL;
@@ -277,12 +305,14 @@ npurt_status calsim_plan_parse(const char *text, calsim_rule **rules, uint32_t *
     line = next;
   }
   free(copy);
-  if (good) *rules = parsed;
-  else free(parsed);
+  if (good)
+    *rules = parsed;
+  else
+    free(parsed);
   return status;
 }
 
-/* ---- decisions ------------------------------------------------------------------------------------------------------- */
+/* ---- decisions ------------------------------------------------------------------------- */
 
 uint64_t calsim_mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15u;
@@ -294,7 +324,8 @@ uint64_t calsim_mix(uint64_t x) {
 static bool chance_fires(uint64_t seed, const calsim_rule *rule) {
   uint64_t id = 0;
   for (const char *c = rule->id; *c != '\0'; ++c) id = calsim_mix(id ^ (uint8_t)*c);
-  uint64_t draw = calsim_mix(calsim_mix(calsim_mix(seed ^ id) ^ (uint64_t)rule->point) ^ rule->seen);
+  uint64_t draw =
+      calsim_mix(calsim_mix(calsim_mix(seed ^ id) ^ (uint64_t)rule->point) ^ rule->seen);
   return (double)(draw >> 11) * 0x1p-53 < rule->chance;
 }
 
@@ -307,10 +338,11 @@ static bool job_has_lane(const calsim_job *job, int64_t lane) {
 static bool matches(const calsim_device *d, const calsim_rule *rule, const calsim_job *job) {
   uint64_t now = calsim_now(d);
   uint32_t in_flight = calsim_in_flight(d) + (rule->point == CALSIM_AT_SUBMIT ? 1 : 0);
-  return (rule->task == 0 || rule->task == job->submodel->task) && (rule->engine == 0 || rule->engine == job->engine) &&
+  return (rule->task == 0 || rule->task == job->submodel->task) &&
+         (rule->engine == 0 || rule->engine == job->engine) &&
          (rule->model[0] == '\0' || strcmp(rule->model, job->calbin->m->name) == 0) &&
-         (rule->lane < 0 || job_has_lane(job, rule->lane)) && now >= rule->after_ns && now < rule->until_ns &&
-         in_flight >= rule->inflight_min;
+         (rule->lane < 0 || job_has_lane(job, rule->lane)) && now >= rule->after_ns &&
+         now < rule->until_ns && in_flight >= rule->inflight_min;
 }
 
 static bool picked(uint64_t seed, const calsim_rule *rule) {
@@ -342,9 +374,9 @@ const calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point, const c
         }
       }
     }
-    calsim_trace(d, "fault rule=%s on=%s ordinal=%llu match=%llu job=%llu decision=%s", rule->id, POINTS[point - 1],
-                 (unsigned long long)rule->seen, (unsigned long long)rule->matches, (unsigned long long)job->ordinal,
-                 decision);
+    calsim_trace(d, "fault rule=%s on=%s ordinal=%llu match=%llu job=%llu decision=%s", rule->id,
+                 POINTS[point - 1], (unsigned long long)rule->seen,
+                 (unsigned long long)rule->matches, (unsigned long long)job->ordinal, decision);
   }
   return winner;
 }

@@ -1,14 +1,17 @@
-/* calsim_handles.c - what must be one per process: the table of open devices, the numbering of tickets, generations and
- * handles. Also the calling thread's error text and the rules for structure sizes.
+/* calsim_handles.c - what must be one per process: the table of open devices, the numbering of
+ * tickets, generations and handles. Also the calling thread's error text and the rules for
+ * structure sizes.
  *
- * A handle is not an address. It names a device slot, an entry of that device's object table and the serial that the entry
- * had when it was made, so that a destroyed handle is recognised for as long as the process lives. */
+ * A handle is not an address. It names a device slot, an entry of that device's object table and
+ * the serial that the entry had when it was made, so that a destroyed handle is recognised for as
+ * long as the process lives. */
 #include "calsim_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CALSIM_SIZE_ASSERT(name, bytes) _Static_assert(sizeof(name) == (bytes), #name " changed its size");
+#define CALSIM_SIZE_ASSERT(name, bytes) \
+  _Static_assert(sizeof(name) == (bytes), #name " changed its size");
 CALSIM_STRUCTS(CALSIM_SIZE_ASSERT)
 #undef CALSIM_SIZE_ASSERT
 
@@ -23,7 +26,8 @@ static struct {
   uint32_t serials[CALSIM_MAX_DEVICES];
   uint64_t opened[CALSIM_MAX_DEVICES], opens;
   uint32_t next_serial;
-} registry = {.lock = PTHREAD_MUTEX_INITIALIZER, .left = PTHREAD_COND_INITIALIZER, .next_serial = 1};
+} registry = {
+    .lock = PTHREAD_MUTEX_INITIALIZER, .left = PTHREAD_COND_INITIALIZER, .next_serial = 1};
 
 static atomic_uint_fast64_t last_ticket, last_generation;
 
@@ -44,15 +48,17 @@ npurt_status npurt_last_error(char *buf, uint64_t cap) {
 uint64_t calsim_next_ticket(void) { return atomic_fetch_add(&last_ticket, 1) + 1; }
 uint64_t calsim_next_generation(void) { return atomic_fetch_add(&last_generation, 1) + 1; }
 
-/* ---- handles -------------------------------------------------------------------------------------------------------- */
+/* ---- handles --------------------------------------------------------------------------- */
 
 static void *encode(calsim_kind kind, uint32_t slot, uint32_t index, uint32_t serial) {
-  uint64_t word = (uint64_t)kind | (uint64_t)index << KIND_BITS | (uint64_t)slot << (KIND_BITS + INDEX_BITS) |
-                  (uint64_t)serial << 32;
+  uint64_t word = (uint64_t)kind | (uint64_t)index << KIND_BITS |
+                  (uint64_t)slot << (KIND_BITS + INDEX_BITS) | (uint64_t)serial << 32;
   return (void *)(uintptr_t)word;
 }
 
-static calsim_kind kind_of(const void *handle) { return (calsim_kind)((uintptr_t)handle & ((1u << KIND_BITS) - 1)); }
+static calsim_kind kind_of(const void *handle) {
+  return (calsim_kind)((uintptr_t)handle & ((1u << KIND_BITS) - 1));
+}
 static uint32_t index_of(const void *handle) {
   return (uint32_t)((uintptr_t)handle >> KIND_BITS) & ((1u << INDEX_BITS) - 1);
 }
@@ -61,7 +67,8 @@ static uint32_t slot_of(const void *handle) {
 }
 static uint32_t serial_of(const void *handle) { return (uint32_t)((uintptr_t)handle >> 32); }
 
-/* Registry lock held. 32 bits of serials wrap after four billion handles; 0 marks a free entry and is skipped. */
+/* Registry lock held. 32 bits of serials wrap after four billion handles; 0 marks a free entry and
+ * is skipped. */
 static uint32_t take_serial(void) {
   uint32_t serial = registry.next_serial++;
   if (registry.next_serial == 0) registry.next_serial = 1;
@@ -91,11 +98,14 @@ static calsim_device *enter_slot(const void *handle, calsim_kind kind) {
       d = NULL;
     }
   }
-  if (d == NULL) calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not alive, or of another kind", handle);
+  if (d == NULL)
+    calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not alive, or of another kind", handle);
   return d;
 }
 
-calsim_device *calsim_lock(const void *handle, calsim_kind kind) { return enter_slot(handle, kind); }
+calsim_device *calsim_lock(const void *handle, calsim_kind kind) {
+  return enter_slot(handle, kind);
+}
 
 void *calsim_lock_object(const void *handle, calsim_kind kind, calsim_device **device) {
   calsim_device *d = enter_slot(handle, kind);
@@ -130,7 +140,8 @@ npurt_status calsim_register_device(calsim_device *d, npurt_device **handle) {
     status = NPURT_OK;
   }
   pthread_mutex_unlock(&registry.lock);
-  if (status != NPURT_OK) calsim_error(status, "%d devices are open in this process; close one", CALSIM_MAX_DEVICES);
+  if (status != NPURT_OK)
+    calsim_error(status, "%d devices are open in this process; close one", CALSIM_MAX_DEVICES);
   return status;
 }
 
@@ -176,7 +187,8 @@ npurt_status calsim_add_object(calsim_device *d, calsim_kind kind, void *item, v
   while (index < table->count && table->entries[index].serial != 0) ++index;
   if (index == table->count) {
     uint32_t grown = table->count == 0 ? 16 : table->count * 2;
-    if (grown > CALSIM_MAX_OBJECTS) return calsim_error(NPURT_E_HOST_MEMORY, "too many objects on one device");
+    if (grown > CALSIM_MAX_OBJECTS)
+      return calsim_error(NPURT_E_HOST_MEMORY, "too many objects on one device");
     calsim_object *entries = realloc(table->entries, grown * sizeof *entries);
     if (entries == NULL) return calsim_error(NPURT_E_HOST_MEMORY, "out of host memory");
     memset(entries + table->count, 0, (grown - table->count) * sizeof *entries);
@@ -193,10 +205,12 @@ npurt_status calsim_add_object(calsim_device *d, calsim_kind kind, void *item, v
 
 void *calsim_find_object(calsim_device *d, const void *handle, calsim_kind kind) {
   uint32_t index = index_of(handle);
-  bool alive = kind_of(handle) == kind && slot_of(handle) == slot_of(d->handle) && index < d->objects.count &&
-               d->objects.entries[index].serial == serial_of(handle) && d->objects.entries[index].kind == kind;
+  bool alive = kind_of(handle) == kind && slot_of(handle) == slot_of(d->handle) &&
+               index < d->objects.count && d->objects.entries[index].serial == serial_of(handle) &&
+               d->objects.entries[index].kind == kind;
   if (alive) return d->objects.entries[index].item;
-  calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not alive, of another kind or of another device", handle);
+  calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not alive, of another kind or of another device",
+               handle);
   return NULL;
 }
 
@@ -204,14 +218,15 @@ void calsim_remove_object(calsim_device *d, const void *handle) {
   d->objects.entries[index_of(handle)] = (calsim_object){0, CALSIM_NONE, NULL};
 }
 
-/* ---- structure sizes -------------------------------------------------------------------------------------------------- */
+/* ---- structure sizes ------------------------------------------------------------------- */
 
 npurt_status calsim_check_struct(const void *p, uint32_t abi01_bytes, const char *name) {
   if (p == NULL) return calsim_error(NPURT_E_INVALID_ARG, "%s is NULL", name);
   uint32_t offered = ((const npurt_head *)p)->struct_size;
   if (offered >= abi01_bytes) return NPURT_OK;
-  return calsim_error(NPURT_E_STRUCT_SIZE, "%s: struct_size %u is below the %u bytes of version 0.1", name, offered,
-                     abi01_bytes);
+  return calsim_error(NPURT_E_STRUCT_SIZE,
+                      "%s: struct_size %u is below the %u bytes of version 0.1", name, offered,
+                      abi01_bytes);
 }
 
 void calsim_put(void *out, const void *value, uint32_t own_bytes) {
@@ -221,7 +236,8 @@ void calsim_put(void *out, const void *value, uint32_t own_bytes) {
   ((npurt_head *)out)->struct_size = filled;
 }
 
-void calsim_put_element(void *array, uint32_t stride, uint32_t i, const void *value, uint32_t own_bytes) {
+void calsim_put_element(void *array, uint32_t stride, uint32_t i, const void *value,
+                        uint32_t own_bytes) {
   npurt_head *element = (npurt_head *)((uint8_t *)array + (uint64_t)stride * i);
   element->struct_size = stride;
   calsim_put(element, value, own_bytes);
@@ -236,7 +252,8 @@ void calsim_copy_text(char *to, size_t room, const char *from) {
 npurt_status npurt_abi_negotiate(uint32_t want_major, uint32_t min_minor, npurt_abi_info *out) {
   npurt_status status = CALSIM_CHECK(out, npurt_abi_info);
   if (status != NPURT_OK) return status;
-  npurt_abi_info info = {.abi_major = NPURT_ABI_MAJOR, .abi_minor = NPURT_ABI_MINOR, .backend_kind = 1};
+  npurt_abi_info info = {
+      .abi_major = NPURT_ABI_MAJOR, .abi_minor = NPURT_ABI_MINOR, .backend_kind = 1};
   calsim_copy_text(info.backend_name, sizeof info.backend_name, "calsim");
   calsim_copy_text(info.backend_version, sizeof info.backend_version, "0.1.0");
 #define CALSIM_SIZE_FILL(name, bytes) info.sizes[info.size_count++] = (uint32_t)sizeof(name);
@@ -244,6 +261,6 @@ npurt_status npurt_abi_negotiate(uint32_t want_major, uint32_t min_minor, npurt_
 #undef CALSIM_SIZE_FILL
   calsim_put(out, &info, sizeof info);
   if (want_major == NPURT_ABI_MAJOR && min_minor <= NPURT_ABI_MINOR) return NPURT_OK;
-  return calsim_error(NPURT_E_ABI, "asked for ABI %u.%u or later minor; this library has %u.%u", want_major, min_minor,
-                     NPURT_ABI_MAJOR, NPURT_ABI_MINOR);
+  return calsim_error(NPURT_E_ABI, "asked for ABI %u.%u or later minor; this library has %u.%u",
+                      want_major, min_minor, NPURT_ABI_MAJOR, NPURT_ABI_MINOR);
 }

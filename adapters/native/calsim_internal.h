@@ -1,7 +1,8 @@
 /* calsim_internal.h - the parts of the simulated board, as its own files see them.
  *
- * One lock per device guards everything in calsim_device; it is given up only while a transfer or a forward runs, and then
- * `busy` is set, which is what resets, steppers and close wait for. Lock order: registry (calsim_handles.c), then device. */
+ * One lock per device guards everything in calsim_device; it is given up only while a transfer or a
+ * forward runs, and then `busy` is set, which is what resets, steppers and close wait for. Lock
+ * order: registry (calsim_handles.c), then device. */
 #ifndef CALSIM_INTERNAL_H
 #define CALSIM_INTERNAL_H
 #include "calsim_model.h"
@@ -37,8 +38,13 @@ enum { CALSIM_IN = 1, CALSIM_OUT = 2 };
 enum { CALSIM_TOKENS, CALSIM_POSITIONS, CALSIM_LENGTHS, CALSIM_LOGITS, CALSIM_DIGEST };
 enum { CALSIM_DTYPE_I32 = 1, CALSIM_DTYPE_U64, CALSIM_DTYPE_F32, CALSIM_DTYPE_BF16 };
 enum { CALSIM_VALIDATED = 1, CALSIM_CONFIGURED, CALSIM_LOST, CALSIM_RELEASED };
-enum { CALSIM_FLAG_TERMINAL = 1, CALSIM_FLAG_QUIESCENT = 2, CALSIM_FLAG_OUTPUT_VALID = 4, CALSIM_FLAG_NUMERIC = 8,
-       CALSIM_FLAG_CANCEL_SEEN = 32 };
+enum {
+  CALSIM_FLAG_TERMINAL = 1,
+  CALSIM_FLAG_QUIESCENT = 2,
+  CALSIM_FLAG_OUTPUT_VALID = 4,
+  CALSIM_FLAG_NUMERIC = 8,
+  CALSIM_FLAG_CANCEL_SEEN = 32
+};
 enum { CALSIM_KV_NONE, CALSIM_KV_APPLIED, CALSIM_KV_PARTIAL, CALSIM_KV_UNKNOWN };
 enum { CALSIM_KNOWN = 1, CALSIM_UNKNOWN = 2 };
 enum { CALSIM_HEALTH_OK = 1, CALSIM_HEALTH_DEGRADED = 2 };
@@ -50,9 +56,15 @@ typedef struct calsim_buffer calsim_buffer;
 typedef struct calsim_bank calsim_bank;
 typedef struct calsim_job calsim_job;
 
-/* ---- calsim_handles.c: process-wide registry, error text, structure sizes ------------------------------------------- */
+/* ---- calsim_handles.c: process-wide registry, error text, structure sizes -------------- */
 
-typedef enum calsim_kind { CALSIM_NONE, CALSIM_DEVICE, CALSIM_CALBIN, CALSIM_BUFFER, CALSIM_BANK } calsim_kind;
+typedef enum calsim_kind {
+  CALSIM_NONE,
+  CALSIM_DEVICE,
+  CALSIM_CALBIN,
+  CALSIM_BUFFER,
+  CALSIM_BANK
+} calsim_kind;
 
 typedef struct calsim_object {
   uint32_t serial; /* process-wide; 0: free entry */
@@ -66,9 +78,11 @@ typedef struct calsim_objects {
 } calsim_objects;
 
 /* Record why the calling thread's call fails, and pass the status on. */
-npurt_status calsim_error(npurt_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
+npurt_status calsim_error(npurt_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 
-/* Device of any handle, with its lock held and counted as in use; NULL (error recorded) when the handle is not alive. */
+/* Device of any handle, with its lock held and counted as in use; NULL (error recorded) when the
+ * handle is not alive. */
 calsim_device *calsim_lock(const void *handle, calsim_kind kind);
 /* The same, and the object behind a child handle. */
 void *calsim_lock_object(const void *handle, calsim_kind kind, calsim_device **device);
@@ -78,7 +92,8 @@ void calsim_suspend(calsim_device *d);
 void calsim_resume(calsim_device *d);
 
 npurt_status calsim_register_device(calsim_device *d, npurt_device **handle);
-/* Take a device out of the registry and wait until no other thread is inside; false: already gone. Lock not held. */
+/* Take a device out of the registry and wait until no other thread is inside; false: already gone.
+ * Lock not held. */
 bool calsim_unregister_device(const void *handle, calsim_device **device);
 calsim_device *calsim_lock_latest(void);
 npurt_status calsim_add_object(calsim_device *d, calsim_kind kind, void *item, void **handle);
@@ -88,14 +103,17 @@ uint64_t calsim_next_ticket(void);
 uint64_t calsim_next_generation(void);
 
 /* Sizes of ABI 0.1, which every caller must offer; CALSIM_ABI01(npurt_health) is one of them. */
-#define CALSIM_STRUCTS(X)                                                                                              \
-  X(npurt_head, 8) X(npurt_abi_info, 256) X(npurt_device_desc, 392) X(npurt_open_params, 24) X(npurt_health, 336)      \
-  X(npurt_cap, 208) X(npurt_counters, 240) X(npurt_memory, 72) X(npurt_event, 184) X(npurt_calbin_source, 24)          \
-  X(npurt_calbin_info, 640) X(npurt_submodel_info, 144) X(npurt_tensor_info, 168) X(npurt_csr_info, 96)                \
-  X(npurt_configure_params, 24) X(npurt_configure_result, 160) X(npurt_buffer_spec, 24) X(npurt_lane, 24)              \
-  X(npurt_csr_value, 16) X(npurt_submit_params, 104) X(npurt_job_state, 40) X(npurt_times, 96)                         \
-  X(npurt_ccu_exception, 232) X(npurt_completion, 392) X(npurt_kv_params, 16) X(npurt_kv_op, 32)                       \
-  X(npurt_kv_answer, 144) X(npurt_kv_lane_info, 56) X(npurt_reset_scope, 184) X(npurt_reset_params, 168)               \
+#define CALSIM_STRUCTS(X)                                                                        \
+  X(npurt_head, 8) X(npurt_abi_info, 256) X(npurt_device_desc, 392)                              \
+  X(npurt_open_params, 24) X(npurt_health, 336) X(npurt_cap, 208)                                \
+  X(npurt_counters, 240) X(npurt_memory, 72) X(npurt_event, 184)                                 \
+  X(npurt_calbin_source, 24) X(npurt_calbin_info, 640) X(npurt_submodel_info, 144)               \
+  X(npurt_tensor_info, 168) X(npurt_csr_info, 96) X(npurt_configure_params, 24)                  \
+  X(npurt_configure_result, 160) X(npurt_buffer_spec, 24) X(npurt_lane, 24)                      \
+  X(npurt_csr_value, 16) X(npurt_submit_params, 104) X(npurt_job_state, 40)                      \
+  X(npurt_times, 96) X(npurt_ccu_exception, 232) X(npurt_completion, 392)                        \
+  X(npurt_kv_params, 16) X(npurt_kv_op, 32) X(npurt_kv_answer, 144)                              \
+  X(npurt_kv_lane_info, 56) X(npurt_reset_scope, 184) X(npurt_reset_params, 168)                 \
   X(npurt_reset_report, 192)
 enum {
 #define CALSIM_SIZE_ENUM(name, bytes) CALSIM_SIZE_##name = bytes,
@@ -107,13 +125,15 @@ enum {
 /* OK when a structure with npurt_head is there and large enough for ABI 0.1. */
 npurt_status calsim_check_struct(const void *p, uint32_t abi01_bytes, const char *name);
 #define CALSIM_CHECK(p, name) calsim_check_struct((p), CALSIM_ABI01(name), #name)
-/* Copy `value` to a checked out structure: at most what the caller offers; struct_size becomes what was filled. */
+/* Copy `value` to a checked out structure: at most what the caller offers; struct_size becomes what
+ * was filled. */
 void calsim_put(void *out, const void *value, uint32_t own_bytes);
 /* The same for element i of a caller's array, whose stride is the room of each element. */
-void calsim_put_element(void *array, uint32_t stride, uint32_t i, const void *value, uint32_t own_bytes);
+void calsim_put_element(void *array, uint32_t stride, uint32_t i, const void *value,
+                        uint32_t own_bytes);
 void calsim_copy_text(char *to, size_t room, const char *from);
 
-/* ---- calsim_config.c ------------------------------------------------------------------------------------------------ */
+/* ---- calsim_config.c ------------------------------------------------------------------- */
 
 typedef struct calsim_config {
   int profile, clock;
@@ -130,7 +150,7 @@ bool calsim_version_valid(const char *text);
 bool calsim_parse_u64(const char *text, uint64_t *out);
 bool calsim_parse_real(const char *text, double *out);
 
-/* ---- calsim_cost.c: what a job takes, and what a model is accounted with --------------------------------------------- */
+/* ---- calsim_cost.c: what a job takes, and what a model is accounted with --------------- */
 
 typedef struct calsim_cost {
   uint64_t h2d_ns, exec_ns, d2h_ns, d2d_ns, d2d_bytes;
@@ -142,13 +162,14 @@ typedef struct calsim_account {
 } calsim_account;
 
 typedef struct calsim_work { /* the size of a job, as the cost model sees it */
-  uint64_t bytes_in, rows, tokens, context_sum, attended; /* attended: sum over tokens of the positions each one reads */
+  uint64_t bytes_in, rows, tokens, context_sum,
+      attended; /* attended: sum over tokens of the positions each one reads */
 } calsim_work;
 
 calsim_cost calsim_job_cost(int profile, const calsim_work *work);
 calsim_account calsim_job_account(int profile, const calsim_manifest *m);
 
-/* ---- calsim_trace.c: trace, events, violations ----------------------------------------------------------------------- */
+/* ---- calsim_trace.c: trace, events, violations ----------------------------------------- */
 
 typedef struct calsim_log {
   char *text;
@@ -161,18 +182,33 @@ typedef struct calsim_log {
 } calsim_log;
 
 void calsim_trace(calsim_device *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void calsim_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip, npurt_status code,
-                  const char *format, ...) __attribute__((format(printf, 6, 7)));
+void calsim_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip,
+                  npurt_status code, const char *format, ...) __attribute__((format(printf, 6, 7)));
 /* A host mistake: event, list entry, trace line; ends the process when strict. */
-void calsim_violation(calsim_device *d, const calsim_job *job, npurt_status code, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+void calsim_violation(calsim_device *d, const calsim_job *job, npurt_status code,
+                      const char *format, ...) __attribute__((format(printf, 4, 5)));
 void calsim_log_free(calsim_log *log);
 
-/* ---- calsim_faults.c --------------------------------------------------------------------------------------------------- */
+/* ---- calsim_faults.c ------------------------------------------------------------------- */
 
-typedef enum calsim_point { CALSIM_AT_SUBMIT = 1, CALSIM_AT_H2D, CALSIM_AT_EXEC, CALSIM_AT_D2H, CALSIM_POINTS } calsim_point;
-typedef enum calsim_fault_kind { CALSIM_SUBMIT_REJECT = 1, CALSIM_CCU_EXCEPTION, CALSIM_HANG } calsim_fault_kind;
-typedef enum calsim_pick { CALSIM_PICK_ALL, CALSIM_PICK_NTH, CALSIM_PICK_EVERY, CALSIM_PICK_CHANCE } calsim_pick;
+typedef enum calsim_point {
+  CALSIM_AT_SUBMIT = 1,
+  CALSIM_AT_H2D,
+  CALSIM_AT_EXEC,
+  CALSIM_AT_D2H,
+  CALSIM_POINTS
+} calsim_point;
+typedef enum calsim_fault_kind {
+  CALSIM_SUBMIT_REJECT = 1,
+  CALSIM_CCU_EXCEPTION,
+  CALSIM_HANG
+} calsim_fault_kind;
+typedef enum calsim_pick {
+  CALSIM_PICK_ALL,
+  CALSIM_PICK_NTH,
+  CALSIM_PICK_EVERY,
+  CALSIM_PICK_CHANCE
+} calsim_pick;
 
 typedef struct calsim_rule {
   char id[32];
@@ -200,16 +236,17 @@ typedef struct calsim_plan {
 } calsim_plan;
 
 npurt_status calsim_plan_parse(const char *text, calsim_rule **rules, uint32_t *count);
-/* The rule that fires at this point for this job, or NULL; counts and traces every decision. Lock held. */
+/* The rule that fires at this point for this job, or NULL; counts and traces every decision. Lock
+ * held. */
 const calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
 uint64_t calsim_mix(uint64_t x);
 
-/* ---- calsim_calbin.c, calsim_buffer.c, calsim_memory.c ----------------------------------------------------------------- */
+/* ---- calsim_calbin.c, calsim_buffer.c, calsim_memory.c --------------------------------- */
 
 typedef struct calsim_chip {
   int fd; /* the chip's memory file */
   uint64_t bytes;
-  uint8_t *map; /* NULL when bytes is 0 */
+  uint8_t *map;                            /* NULL when bytes is 0 */
   uint64_t params, kv, workspace, dynamic; /* accounted */
   uint64_t busy_ns;
 } calsim_chip;
@@ -260,7 +297,8 @@ calsim_layout calsim_layout_of(const calsim_manifest *m);
 npurt_status calsim_memory_attach(calsim_device *d, calsim_calbin *c);
 void calsim_memory_detach(calsim_device *d, const calsim_calbin *c);
 uint8_t *calsim_address(const calsim_calbin *c, uint32_t engine, uint32_t tensor);
-/* Kernel copies for one job, without the device lock. A violation is reported through *gone (the tensor). */
+/* Kernel copies for one job, without the device lock. A violation is reported through *gone (the
+ * tensor). */
 npurt_status calsim_transfer_in(calsim_job *job, uint32_t *gone);
 npurt_status calsim_transfer_out(calsim_job *job, uint32_t *gone);
 /* Does a view overlap a range of a job in flight where one of the two is output? */
@@ -271,12 +309,12 @@ void calsim_calbin_free(calsim_calbin *c);
 void calsim_calbin_drop(calsim_device *d, calsim_calbin *c, uint32_t state, bool keep_dynamic);
 uint64_t calsim_chip_used(const calsim_chip *chip);
 
-/* ---- calsim_kv.c --------------------------------------------------------------------------------------------------------- */
+/* ---- calsim_kv.c ----------------------------------------------------------------------- */
 
 typedef struct calsim_lane {
   uint32_t bound, committed, reserved, certainty;
-  uint32_t written; /* length up to which the latest job left the lane's KV good */
-  uint32_t touched; /* length up to which anything was ever written since the lane was wiped */
+  uint32_t written;      /* length up to which the latest job left the lane's KV good */
+  uint32_t touched;      /* length up to which anything was ever written since the lane was wiped */
   uint64_t seq_tag, txn; /* txn 0: no reservation */
 } calsim_lane;
 
@@ -293,10 +331,10 @@ float *calsim_lane_kv(const calsim_bank *bank, uint32_t lane);
 void calsim_bank_all_unknown(calsim_bank *bank);
 void calsim_bank_free(calsim_bank *bank);
 
-/* ---- calsim_jobs.c, calsim_engine.c, calsim_compute.c ---------------------------------------------------------------------- */
+/* ---- calsim_jobs.c, calsim_engine.c, calsim_compute.c ---------------------------------- */
 
 typedef struct calsim_capture {
-  float *logits;     /* [tokens][vocab] over all rows */
+  float *logits;      /* [tokens][vocab] over all rows */
   int32_t *route_idx; /* [tokens][layers][experts_per_token] */
   float *route_weight;
   uint64_t first[CALSIM_MAX_ROWS]; /* token index of each row's first token */
@@ -338,7 +376,8 @@ npurt_status calsim_capture_allocate(calsim_job *job);
 void calsim_job_free(calsim_job *job);
 calsim_job *calsim_job_of(const calsim_device *d, npurt_ticket ticket);
 /* A job that still may touch this lane: not terminal, or not quiescent (or only not terminal). */
-const calsim_job *calsim_job_on_lane(const calsim_device *d, const calsim_bank *bank, uint32_t lane, bool terminal_is_enough);
+const calsim_job *calsim_job_on_lane(const calsim_device *d, const calsim_bank *bank, uint32_t lane,
+                                     bool terminal_is_enough);
 uint32_t calsim_in_flight(const calsim_device *d);
 
 typedef struct calsim_pending {
@@ -354,14 +393,15 @@ npurt_status calsim_engine_start(calsim_device *d);
 void calsim_engine_stop(calsim_device *d);
 /* Let the next queued job begin if the device is free. */
 void calsim_engine_next(calsim_device *d);
-void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status, uint32_t kv_effect,
-                    uint32_t flags);
-/* End every job that a reset of this level can end; returns how many, and how many it cannot account for. */
+void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
+                    uint32_t kv_effect, uint32_t flags);
+/* End every job that a reset of this level can end; returns how many, and how many it cannot
+ * account for. */
 uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccounted);
 /* Wait until no transfer or forward runs. */
 void calsim_wait_not_busy(calsim_device *d);
 
-/* ---- calsim_board.c ---------------------------------------------------------------------------------------------------------- */
+/* ---- calsim_board.c -------------------------------------------------------------------- */
 
 struct calsim_device {
   pthread_mutex_t lock;

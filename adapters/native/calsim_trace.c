@@ -1,7 +1,9 @@
-/* calsim_trace.c - what the board remembers: the trace, the ring of events and the list of violations.
+/* calsim_trace.c - what the board remembers: the trace, the ring of events and the list of
+ * violations.
  *
- * The trace must be the same bytes for the same plan and calls, so it numbers jobs and configurations per device and never
- * prints an address, a ticket or a generation. It stops at a bound and says how many lines are missing. */
+ * The trace must be the same bytes for the same plan and calls, so it numbers jobs and
+ * configurations per device and never prints an address, a ticket or a generation. It stops at a
+ * bound and says how many lines are missing. */
 #include "calsim_internal.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,10 +42,15 @@ void calsim_trace(calsim_device *d, const char *format, ...) {
   append_line(d, line, length);
 }
 
-static npurt_event make_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip, npurt_status code,
-                              const char *text) {
-  npurt_event event = {.seq = ++d->log.next_seq, .when_ns = calsim_now(d), .device_epoch = d->epoch,
-                       .ticket = ticket, .kind = kind, .chip = chip, .code = code};
+static npurt_event make_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip,
+                              npurt_status code, const char *text) {
+  npurt_event event = {.seq = ++d->log.next_seq,
+                       .when_ns = calsim_now(d),
+                       .device_epoch = d->epoch,
+                       .ticket = ticket,
+                       .kind = kind,
+                       .chip = chip,
+                       .code = code};
   calsim_copy_text(event.text, sizeof event.text, text);
   return event;
 }
@@ -57,8 +64,8 @@ static void push_event(calsim_log *log, const npurt_event *event) {
   log->ring[(log->ring_first + log->ring_count++) % CALSIM_EVENT_RING] = *event;
 }
 
-void calsim_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip, npurt_status code,
-                  const char *format, ...) {
+void calsim_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip,
+                  npurt_status code, const char *format, ...) {
   char text[128];
   va_list args;
   va_start(args, format);
@@ -69,18 +76,21 @@ void calsim_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t
   calsim_trace(d, "event kind=%u chip=%u code=0x%04x %s", kind, chip, (unsigned)code, text);
 }
 
-void calsim_violation(calsim_device *d, const calsim_job *job, npurt_status code, const char *format, ...) {
+void calsim_violation(calsim_device *d, const calsim_job *job, npurt_status code,
+                      const char *format, ...) {
   char text[128];
   va_list args;
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  npurt_event event = make_event(d, NPURT_EV_VIOLATION, job != NULL ? job->ticket : 0, 0, code, text);
+  npurt_event event =
+      make_event(d, NPURT_EV_VIOLATION, job != NULL ? job->ticket : 0, 0, code, text);
   push_event(&d->log, &event);
-  calsim_trace(d, "violation job=%llu code=0x%04x %s", (unsigned long long)(job != NULL ? job->ordinal : 0),
-               (unsigned)code, text);
+  calsim_trace(d, "violation job=%llu code=0x%04x %s",
+               (unsigned long long)(job != NULL ? job->ordinal : 0), (unsigned)code, text);
   calsim_log *log = &d->log;
-  if (log->violations == NULL) log->violations = calloc(CALSIM_MAX_VIOLATIONS, sizeof *log->violations);
+  if (log->violations == NULL)
+    log->violations = calloc(CALSIM_MAX_VIOLATIONS, sizeof *log->violations);
   if (log->violations != NULL && log->violation_count < CALSIM_MAX_VIOLATIONS)
     log->violations[log->violation_count++] = event;
   else
@@ -116,7 +126,8 @@ npurt_status npurt_device_event(npurt_device *handle, npurt_event *out) {
 }
 
 npurt_status npurt_sim_trace(npurt_device *handle, char *buf, uint64_t cap, uint64_t *need) {
-  if (buf == NULL && cap > 0) return calsim_error(NPURT_E_INVALID_ARG, "trace: buf is NULL but cap is not 0");
+  if (buf == NULL && cap > 0)
+    return calsim_error(NPURT_E_INVALID_ARG, "trace: buf is NULL but cap is not 0");
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   char tail[64] = "";
@@ -133,7 +144,8 @@ npurt_status npurt_sim_trace(npurt_device *handle, char *buf, uint64_t cap, uint
   return NPURT_OK;
 }
 
-npurt_status npurt_sim_violations(npurt_device *handle, npurt_event *arr, uint32_t stride, uint32_t *inout_n) {
+npurt_status npurt_sim_violations(npurt_device *handle, npurt_event *arr, uint32_t stride,
+                                  uint32_t *inout_n) {
   if (inout_n == NULL || (arr == NULL && *inout_n > 0))
     return calsim_error(NPURT_E_INVALID_ARG, "violations: no room given");
   if (*inout_n > 0 && stride < CALSIM_ABI01(npurt_event))

@@ -3,18 +3,21 @@
  * Version 0.1: 38 functions, 31 structures (npurt_head included). LP64 only.
  *
  * Rules that hold for every function
- *   status      0 is success; otherwise (class << 8) | ordinal. The class alone says where recovery starts.
- *               npurt_last_error gives the calling thread's explanation.
- *   structures  fixed-width fields, no padding, no unions, no bit-fields, no enums inside. Every structure that may grow
- *               begins with npurt_head; the caller sets struct_size to its own sizeof before the call. A library asks for
- *               at least the size of version 0.1, never writes beyond the caller's size and sets struct_size to what it
- *               filled. Arrays of structures come with the caller's stride.
+ *   status      0 is success; otherwise (class << 8) | ordinal. The class alone says where recovery
+ *               starts. npurt_last_error gives the calling thread's explanation.
+ *   structures  fixed-width fields, no padding, no unions, no bit-fields, no enums inside. Every
+ *               structure that may grow begins with npurt_head; the caller sets struct_size to its
+ *               own sizeof before the call. A library asks for at least the size of version 0.1,
+ *               never writes beyond the caller's size and sets struct_size to what it filled.
+ *               Arrays of structures come with the caller's stride.
  *   time        unsigned nanoseconds of npurt_clock_now. A timeout of 0 polls.
- *   strings     inbound: UTF-8, copied before return. Outbound: fixed arrays, always NUL-terminated.
- *   memory      what the caller maps stays the caller's; it must keep its address until every job on it is QUIESCENT.
- *   threads     no callbacks. Each function's class is given in brackets: [F] free, from any thread at any time,
- *               [D] serialised inside the library per device, [O] one thread per object at a time, [X] exclusive: no other
- *               call on that device but health, counters, event, poll and wait. */
+ *   strings     inbound: UTF-8, copied before return. Outbound: fixed arrays, NUL-terminated.
+ *   memory      what the caller maps stays the caller's; it must keep its address until every job
+ *               on it is QUIESCENT.
+ *   threads     no callbacks. Each function's class is given in brackets: [F] free, from any thread
+ *               at any time; [D] serialised inside the library per device; [O] one thread per
+ *               object at a time; [X] exclusive: no other call on that device but health, counters,
+ *               event, poll and wait. */
 #ifndef NPURT_H
 #define NPURT_H
 #include <stddef.h>
@@ -186,7 +189,7 @@ enum {
   NPURT_FX_DROPS_HOST_MAPS = 65536
 };
 
-/* ---- 1. Versions ------------------------------------------------------------------------------------------------- */
+/* ---- 1. Versions ----------------------------------------------------------------------- */
 
 typedef struct npurt_abi_info {
   npurt_head h;
@@ -198,12 +201,14 @@ typedef struct npurt_abi_info {
   uint32_t sizes[32]; /* sizeof of every structure of this header, in its order, npurt_head first */
 } npurt_abi_info;
 
-/* [F] The major must match and the library's minor be at least min_minor, else ABI. Fills `out` in either case. */
-NPURT_API npurt_status npurt_abi_negotiate(uint32_t want_major, uint32_t min_minor, npurt_abi_info *out);
+/* [F] The major must match and the library's minor be at least min_minor, else ABI. Fills `out` in
+ * either case. */
+NPURT_API npurt_status npurt_abi_negotiate(uint32_t want_major, uint32_t min_minor,
+                                           npurt_abi_info *out);
 /* [F] Why the calling thread's latest failed call failed; cut to cap - 1 bytes. */
 NPURT_API npurt_status npurt_last_error(char *buf, uint64_t cap);
 
-/* ---- 2. Device --------------------------------------------------------------------------------------------------- */
+/* ---- 2. Device ------------------------------------------------------------------------- */
 
 typedef struct npurt_device_desc {
   npurt_head h;
@@ -240,15 +245,15 @@ typedef struct npurt_health {
 typedef struct npurt_cap {
   npurt_head h;
   uint32_t id, support;      /* support: 0 UNKNOWN, 1 NO, 2 LIMITED, 3 YES */
-  uint32_t evidence, source; /* evidence: 0..4 = C0..C4, 9 SIM; source: 1 device, 2 vendor document, 3 header,
-                                4 verification record, 5 inferred, 6 simulated */
+  uint32_t evidence, source; /* evidence: 0..4 = C0..C4, 9 SIM; source: 1 device, 2 vendor document,
+                                3 header, 4 verification record, 5 inferred, 6 simulated */
   int64_t value;
   char scope[48], note[128];
 } npurt_cap;
 
 typedef struct npurt_counters {
   npurt_head h;
-  uint64_t device_epoch, valid_mask; /* valid_mask bit i: the i-th field below (arrays count once) */
+  uint64_t device_epoch, valid_mask; /* bit i: the i-th field below; arrays count once */
   uint64_t submitted, pending, running, finished, left, failed, aborted, late;
   uint64_t inflight[2]; /* ping, pong */
   uint64_t ccu_exceptions, resets[4];
@@ -282,8 +287,10 @@ NPURT_API npurt_status npurt_device_open(const npurt_open_params *p, npurt_devic
 NPURT_API npurt_status npurt_device_close(npurt_device *d);
 /* [F] */
 NPURT_API npurt_status npurt_device_health(npurt_device *d, npurt_health *out);
-/* [F] inout_n: room in arr before, number of capabilities after; arr may be NULL when the room is 0. */
-NPURT_API npurt_status npurt_device_caps(npurt_device *d, npurt_cap *arr, uint32_t stride, uint32_t *inout_n);
+/* [F] inout_n: room in arr before, number of capabilities after; arr may be NULL when the room is
+ * 0. */
+NPURT_API npurt_status npurt_device_caps(npurt_device *d, npurt_cap *arr, uint32_t stride,
+                                         uint32_t *inout_n);
 /* [F] */
 NPURT_API npurt_status npurt_device_counters(npurt_device *d, npurt_counters *out);
 /* [F] */
@@ -295,7 +302,7 @@ NPURT_API npurt_status npurt_device_set(npurt_device *d, uint32_t option, int64_
 /* [F] The clock of every time stamp. */
 NPURT_API npurt_status npurt_clock_now(npurt_device *d, uint64_t *ns);
 
-/* ---- 3. Calbin --------------------------------------------------------------------------------------------------- */
+/* ---- 3. Calbin ------------------------------------------------------------------------- */
 
 typedef struct npurt_calbin_source {
   npurt_head h;
@@ -317,9 +324,9 @@ typedef struct npurt_calbin_info {
 } npurt_calbin_info;
 
 typedef struct npurt_submodel_info {
-  npurt_head h;         /* flags: 1 INCREMENTAL_PREFILL, 2 PREEMPTIBLE */
-  uint32_t index, task; /* task: 1 PREFILL, 2 DECODE */
-  uint32_t max_batch, max_tokens; /* max_tokens: per lane and submission */
+  npurt_head h;                       /* flags: 1 INCREMENTAL_PREFILL, 2 PREEMPTIBLE */
+  uint32_t index, task;               /* task: 1 PREFILL, 2 DECODE */
+  uint32_t max_batch, max_tokens;     /* max_tokens: per lane and submission */
   uint32_t max_context, engine_modes; /* engine_modes: bit 0 AUTO, 1 PING, 2 PONG */
   uint32_t lane_rule; /* inactive rows: 0 UNDEFINED, 1 LENGTH_ZERO, 2 MASK_CSR, 3 SCRATCH_LANE */
   uint32_t tensor_count, csr_count, logits_rows;
@@ -356,22 +363,25 @@ typedef struct npurt_configure_result {
 } npurt_configure_result;
 
 /* [F] Reads and checks on the host only. */
-NPURT_API npurt_status npurt_calbin_create(npurt_device *d, const npurt_calbin_source *s, npurt_calbin **out);
+NPURT_API npurt_status npurt_calbin_create(npurt_device *d, const npurt_calbin_source *s,
+                                           npurt_calbin **out);
 /* [F] */
 NPURT_API npurt_status npurt_calbin_describe(npurt_calbin *c, npurt_calbin_info *out);
 /* [F] */
 NPURT_API npurt_status npurt_calbin_submodel(npurt_calbin *c, uint32_t i, npurt_submodel_info *out);
 /* [F] */
-NPURT_API npurt_status npurt_calbin_tensor(npurt_calbin *c, uint32_t sub, uint32_t i, npurt_tensor_info *out);
+NPURT_API npurt_status npurt_calbin_tensor(npurt_calbin *c, uint32_t sub, uint32_t i,
+                                           npurt_tensor_info *out);
 /* [F] */
-NPURT_API npurt_status npurt_calbin_csr(npurt_calbin *c, uint32_t sub, uint32_t i, npurt_csr_info *out);
+NPURT_API npurt_status npurt_calbin_csr(npurt_calbin *c, uint32_t sub, uint32_t i,
+                                        npurt_csr_info *out);
 /* [X] The only call that puts a model on the device; gives a new generation. */
 NPURT_API npurt_status npurt_calbin_configure(npurt_calbin *c, const npurt_configure_params *p,
                                               npurt_configure_result *out);
 /* [X] OBJECT_IN_FLIGHT while buffers, a KV bank or jobs of it exist. */
 NPURT_API npurt_status npurt_calbin_release(npurt_calbin *c);
 
-/* ---- 4. Buffers -------------------------------------------------------------------------------------------------- */
+/* ---- 4. Buffers ------------------------------------------------------------------------ */
 
 typedef struct npurt_buffer_spec {
   npurt_head h;
@@ -380,17 +390,20 @@ typedef struct npurt_buffer_spec {
 } npurt_buffer_spec;
 
 /* [D] */
-NPURT_API npurt_status npurt_buffer_create(npurt_calbin *c, const npurt_buffer_spec *s, npurt_buffer **out);
+NPURT_API npurt_status npurt_buffer_create(npurt_calbin *c, const npurt_buffer_spec *s,
+                                           npurt_buffer **out);
 /* [O] `host` stays the caller's; OBJECT_IN_FLIGHT from an accepted submit to its retire. */
-NPURT_API npurt_status npurt_buffer_map(npurt_buffer *b, uint32_t tensor, void *host, uint64_t bytes);
+NPURT_API npurt_status npurt_buffer_map(npurt_buffer *b, uint32_t tensor, void *host,
+                                        uint64_t bytes);
 /* [O] Transfers only elements off .. off + len - 1 of that axis. */
-NPURT_API npurt_status npurt_buffer_slice(npurt_buffer *b, uint32_t tensor, uint32_t axis, int64_t off, int64_t len);
+NPURT_API npurt_status npurt_buffer_slice(npurt_buffer *b, uint32_t tensor, uint32_t axis,
+                                          int64_t off, int64_t len);
 /* [O] what: 1 slices, 2 tensors, 4 maps */
 NPURT_API npurt_status npurt_buffer_restore(npurt_buffer *b, uint32_t what);
 /* [O] */
 NPURT_API npurt_status npurt_buffer_destroy(npurt_buffer *b);
 
-/* ---- 5. Jobs ----------------------------------------------------------------------------------------------------- */
+/* ---- 5. Jobs --------------------------------------------------------------------------- */
 
 typedef struct npurt_lane {
   uint32_t lane, active;
@@ -424,7 +437,8 @@ typedef struct npurt_job_state {
 } npurt_job_state;
 
 typedef struct npurt_times {
-  uint32_t clock, valid; /* clock: 1 HOST_MONOTONIC, 2 DEVICE, 3 VIRTUAL; valid bit i: the i-th field below */
+  uint32_t clock,
+      valid; /* clock: 1 HOST_MONOTONIC, 2 DEVICE, 3 VIRTUAL; valid bit i: the i-th field below */
   uint64_t submit, accept, h2d_begin, h2d_end, exec_begin, exec_end, d2h_begin, d2h_end, visible;
   uint64_t d2d_ns, d2d_bytes;
 } npurt_times;
@@ -436,7 +450,8 @@ typedef struct npurt_ccu_exception {
 } npurt_ccu_exception;
 
 typedef struct npurt_completion {
-  npurt_head h; /* flags: 1 TERMINAL, 2 QUIESCENT, 4 OUTPUT_VALID, 8 NUMERIC_FLAG, 16 LATE, 32 CANCEL_SEEN */
+  npurt_head h; /* flags: 1 TERMINAL, 2 QUIESCENT, 4 OUTPUT_VALID, 8 NUMERIC_FLAG, 16 LATE, 32
+                   CANCEL_SEEN */
   npurt_ticket ticket;
   uint64_t client_tag, generation, device_epoch;
   npurt_status status;
@@ -447,21 +462,24 @@ typedef struct npurt_completion {
   npurt_ccu_exception ccu;
 } npurt_completion;
 
-/* [D] OK: accepted, ticket set, buffers locked until retire. Ticket 0: nothing queued, no DMA, KV untouched. */
-NPURT_API npurt_status npurt_job_submit(npurt_device *d, const npurt_submit_params *p, npurt_ticket *out);
+/* [D] OK: accepted, ticket set, buffers locked until retire. Ticket 0: nothing queued, no DMA, KV
+ * untouched. */
+NPURT_API npurt_status npurt_job_submit(npurt_device *d, const npurt_submit_params *p,
+                                        npurt_ticket *out);
 /* [F] */
 NPURT_API npurt_status npurt_job_poll(npurt_device *d, npurt_ticket t, npurt_job_state *out);
 /* [F] Index of one terminal ticket of n. WAIT_TIMEOUT says nothing about the jobs. */
-NPURT_API npurt_status npurt_job_wait(npurt_device *d, const npurt_ticket *t, uint32_t n, uint64_t timeout_ns,
-                                      uint32_t *which);
-/* [F] NOT_READY until terminal; the same answer every time after that, but for flags that a reset may add. */
+NPURT_API npurt_status npurt_job_wait(npurt_device *d, const npurt_ticket *t, uint32_t n,
+                                      uint64_t timeout_ns, uint32_t *which);
+/* [F] NOT_READY until terminal; the same answer every time after that, but for flags that a reset
+ * may add. */
 NPURT_API npurt_status npurt_job_result(npurt_device *d, npurt_ticket t, npurt_completion *out);
 /* [F] OK: noted. Releases nothing. */
 NPURT_API npurt_status npurt_job_cancel(npurt_device *d, npurt_ticket t);
 /* [D] Only for TERMINAL and QUIESCENT, else OBJECT_IN_FLIGHT. Afterwards the ticket is stale. */
 NPURT_API npurt_status npurt_job_retire(npurt_device *d, npurt_ticket t);
 
-/* ---- 6. KV ------------------------------------------------------------------------------------------------------- */
+/* ---- 6. KV ----------------------------------------------------------------------------- */
 
 typedef struct npurt_kv_params {
   npurt_head h;
@@ -493,15 +511,16 @@ NPURT_API npurt_status npurt_kv_open(npurt_calbin *c, const npurt_kv_params *p, 
 /* [X] */
 NPURT_API npurt_status npurt_kv_close(npurt_kvbank *k);
 /* [F] Would apply succeed now? Changes nothing. `out` is filled whatever the answer. */
-NPURT_API npurt_status npurt_kv_can_allocate(npurt_kvbank *k, const npurt_kv_op *ops, uint32_t stride, uint32_t n,
-                                             npurt_kv_answer *out);
-/* [D] All or nothing, in order; on failure the bank is as before and bad_index names the operation. */
-NPURT_API npurt_status npurt_kv_apply(npurt_kvbank *k, const npurt_kv_op *ops, uint32_t stride, uint32_t n,
-                                      uint32_t *bad_index);
+NPURT_API npurt_status npurt_kv_can_allocate(npurt_kvbank *k, const npurt_kv_op *ops,
+                                             uint32_t stride, uint32_t n, npurt_kv_answer *out);
+/* [D] All or nothing, in order; on failure the bank is as before and bad_index names the operation.
+ */
+NPURT_API npurt_status npurt_kv_apply(npurt_kvbank *k, const npurt_kv_op *ops, uint32_t stride,
+                                      uint32_t n, uint32_t *bad_index);
 /* [F] */
 NPURT_API npurt_status npurt_kv_lane(npurt_kvbank *k, uint32_t lane, npurt_kv_lane_info *out);
 
-/* ---- 7. Resets --------------------------------------------------------------------------------------------------- */
+/* ---- 7. Resets ------------------------------------------------------------------------- */
 
 typedef struct npurt_reset_scope {
   npurt_head h;
@@ -514,7 +533,8 @@ typedef struct npurt_reset_scope {
 
 typedef struct npurt_reset_params {
   npurt_head h;
-  uint32_t level, chip_mask; /* level: 1 CCU, 2 CONFIGURATION, 3 DYNAMIC_MEM, 4 DEVICE_SOFT; chip_mask 0: all */
+  uint32_t level,
+      chip_mask; /* level: 1 CCU, 2 CONFIGURATION, 3 DYNAMIC_MEM, 4 DEVICE_SOFT; chip_mask 0: all */
   npurt_status cause;
   uint32_t rsv;
   uint64_t timeout_ns;
@@ -534,9 +554,11 @@ typedef struct npurt_reset_report {
 } npurt_reset_report;
 
 /* [F] What a level claims to do. */
-NPURT_API npurt_status npurt_reset_describe(npurt_device *d, uint32_t level, npurt_reset_scope *out);
+NPURT_API npurt_status npurt_reset_describe(npurt_device *d, uint32_t level,
+                                            npurt_reset_scope *out);
 /* [X] Does it and reports what was observed. */
-NPURT_API npurt_status npurt_reset_run(npurt_device *d, const npurt_reset_params *p, npurt_reset_report *out);
+NPURT_API npurt_status npurt_reset_run(npurt_device *d, const npurt_reset_params *p,
+                                       npurt_reset_report *out);
 
 #ifdef __cplusplus
 }

@@ -1,37 +1,46 @@
-/* npurt_sim.h - what only the simulated board can do: step its clock, inject faults, show what happened inside.
+/* npurt_sim.h - what only the simulated board can do: step its clock, inject faults, show what
+ * happened inside.
  *
- * Opening. npurt_device_open takes lines of "key = value" ('#' begins a comment; unknown or repeated keys are errors):
- *   profile          tiny (default; each phase 1 us, real forward) | null (1 ns, no compute: logits follow from the last
- *                    token and its position, KV is not written) | tp2-ref (memory and times of a 30B MoE on two chips)
- *   seed             decides every draw (0)
- *   clock            manual (default) and virtual: nothing moves but inside npurt_sim_step | real: an engine thread
- *   scale            real only: simulated time = elapsed time x scale (1)
- *   strict           0 | 1: the first violation ends the process (0)
- *   capture          0 | 1: keep float32 logits and routing of each job until it is retired (0)
- *   dram_bytes       per chip (17179869184)
- *   runtime_version, driver_version, firmware_version   dotted numbers (0.1.0)
+ * Opening. npurt_device_open takes lines of "key = value"; '#' begins a comment, unknown or
+ * repeated keys are errors:
+ *   profile       tiny (default): each phase takes 1 us, real forward
+ *                 null: 1 ns, no compute; logits follow from the last token and its position, KV
+ *                 is not written
+ *                 tp2-ref: memory and times of a 30B mixture of experts on two chips
+ *   seed          decides every draw (0)
+ *   clock         manual (default), virtual: nothing moves but inside npurt_sim_step
+ *                 real: an engine thread
+ *   scale         real only: simulated time = elapsed time x scale (1)
+ *   strict        0 | 1: the first violation ends the process (0)
+ *   capture       0 | 1: keep float32 logits and routing of each job until it is retired (0)
+ *   dram_bytes    per chip (17179869184)
+ *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
  *
- * Every open is a board of its own, always "board 0"; boards of one process share nothing but the numbering of tickets,
- * generations and handles.
+ * Every open is a board of its own, always "board 0"; boards of one process share nothing but the
+ * numbering of tickets, generations and handles.
  *
- * Device memory. One memory file per chip. A configured calbin lives in the file of the lowest chip of its mask, in pages:
- * for ping, then pong: tokens, positions, lengths, logits, kv_digest; then the KV of lane 0, lane 1, ... (float32, layout in
- * calsim_model.h, npurt_sim_kv_address says where). H2D and D2H are kernel copies between host memory and that file, in
- * pieces of 64 KiB: they happen within their phase, never at submit; in the manual clock at the end of the phase.
+ * Device memory. One memory file per chip. A configured calbin lives in the file of the lowest chip
+ * of its mask, in pages: for ping, then for pong, tokens, positions, lengths, logits, kv_digest;
+ * then the KV of lane 0, lane 1, ... (float32, layout in calsim_model.h; npurt_sim_kv_address says
+ * where). H2D and D2H are kernel copies between host memory and that file, in pieces of 64 KiB.
+ * They happen within their phase, never at submit; with a stepped clock at the end of the phase.
  *
- * Fault plan. One rule a line; the first rule that fires at a point wins; unknown keys are errors with their line:
- *   fault ID kind=KIND [on=POINT] [nth=N | every=N | p=X] [count=N|inf] [skip=N] [task=prefill|decode] [engine=ping|pong]
- *            [model=NAME] [lane=N] [after=T] [until=T] [inflight>=N] [during=load] [KEY=VALUE of the kind]
- *   kind           on               own keys
- *   submit_reject  submit           code=0x601 (any of class 1 to 3, 0x601, 0x603)
- *   ccu_exception  exec             chip=0 code=1 pc=0 quiesce=y|n kv=none|partial|unknown
- *   hang           h2d, exec, d2h   phase= the same as on=; release=never | reset1 .. reset4
- * A point's occurrences that pass a rule's filters are its matches; skip drops the first ones, then nth takes the N-th, every
- * each N-th, p each with probability X = hash(seed, ID, point, ordinal of the point); without any of the three every match
- * fires. count bounds the firings: default inf for every and p, else 1. Times carry a unit (ns us ms s) and are device time.
- * Rules are armed, and their ordinals begin, at npurt_sim_arm; during=load arms a rule at once. A hang that is released by
- * resetN ends like any other job in a reset of level N or above; never means that no reset ends it, and that a device reset
- * (level 4) gives the job up as LOST, not quiescent. */
+ * Fault plan. One rule a line; the first rule that fires at a point wins; what is not understood is
+ * an error with its line:
+ *   fault ID kind=KIND [on=POINT] [nth=N | every=N | p=X] [count=N|inf] [skip=N]
+ *         [task=prefill|decode] [engine=ping|pong] [model=NAME] [lane=N] [after=T] [until=T]
+ *         [inflight>=N] [during=load] [keys of the kind]
+ *   kind           on              keys of the kind
+ *   submit_reject  submit          code=0x601 (any of class 1 to 3, 0x601, 0x603)
+ *   ccu_exception  exec            chip=0 code=1 pc=0 quiesce=y|n kv=none|partial|unknown
+ *   hang           h2d, exec, d2h  phase= (the same as on=) release=never|reset1|..|reset4
+ * The occurrences of a point that pass a rule's filters are its matches. skip drops the first ones;
+ * then nth takes the N-th, every each N-th, p each with probability X by hash(seed, ID, point,
+ * ordinal of the point); without any of the three every match fires. count bounds the firings: by
+ * default inf for every and p, else 1. Times carry a unit (ns us ms s) and are device time.
+ * Rules are armed, and their ordinals begin, at npurt_sim_arm; during=load arms a rule at once.
+ * A hang released by resetN ends like any other job in a reset of level N or above. never means
+ * that no reset ends it; a device reset (level 4) gives the job up as LOST, not quiescent. */
 #ifndef NPURT_SIM_H
 #define NPURT_SIM_H
 #include "npurt.h"
@@ -41,59 +50,75 @@ extern "C" {
 
 /* npurt_sim_step: how */
 enum {
-  NPURT_SIM_STEP_ONE = 1,    /* one event */
-  NPURT_SIM_STEP_TIME,       /* every event up to device time `arg`; the clock ends there */
-  NPURT_SIM_STEP_TICKET,     /* until a ticket reaches a state: arg = NPURT_SIM_REACH(ticket, state) */
-  NPURT_SIM_STEP_IDLE,       /* until no event is left */
-  NPURT_SIM_STEP_KIND        /* up to and including the next event of kind `arg` */
+  NPURT_SIM_STEP_ONE = 1, /* one event */
+  NPURT_SIM_STEP_TIME,    /* every event up to device time `arg`; the clock ends there */
+  NPURT_SIM_STEP_TICKET,  /* until a ticket reaches a state: arg = NPURT_SIM_REACH(ticket, state) */
+  NPURT_SIM_STEP_IDLE,    /* until no event is left */
+  NPURT_SIM_STEP_KIND     /* up to and including the next event of kind `arg` */
 };
-#define NPURT_SIM_REACH(ticket, state) ((uint64_t)(ticket) | ((uint64_t)(state) << 56)) /* any terminal state counts as 5 */
+#define NPURT_SIM_REACH(ticket, state) \
+  ((uint64_t)(ticket) | ((uint64_t)(state) << 56)) /* any terminal state counts as 5 */
 
 /* Kinds of events. */
-enum { NPURT_SIM_EVENT_START = 1, NPURT_SIM_EVENT_H2D_END, NPURT_SIM_EVENT_EXEC_END, NPURT_SIM_EVENT_D2H_END };
+enum {
+  NPURT_SIM_EVENT_START = 1,
+  NPURT_SIM_EVENT_H2D_END,
+  NPURT_SIM_EVENT_EXEC_END,
+  NPURT_SIM_EVENT_D2H_END
+};
 
 /* npurt_sim_clock: op */
 enum {
-  NPURT_SIM_CLOCK_READ = 1,  /* out: now */
-  NPURT_SIM_CLOCK_NEXT,      /* out: time of the next event, UINT64_MAX if there is none */
-  NPURT_SIM_CLOCK_SCALE      /* real clock only: value = scale in thousandths; out: now */
+  NPURT_SIM_CLOCK_READ = 1, /* out: now */
+  NPURT_SIM_CLOCK_NEXT,     /* out: time of the next event, UINT64_MAX if there is none */
+  NPURT_SIM_CLOCK_SCALE     /* real clock only: value = scale in thousandths; out: now */
 };
 
-/* Fire events; `fired` (may be NULL) says how many. NOT_READY when a ticket's state was not reached (TICKET) or no such event
- * came (KIND) before the events ran out. BAD_STATE with the real clock. */
+/* Fire events; `fired` (may be NULL) says how many. NOT_READY when a ticket's state was not reached
+ * (TICKET) or no such event came (KIND) before the events ran out. BAD_STATE with the real clock.
+ */
 NPURT_API npurt_status npurt_sim_step(npurt_device *d, uint32_t how, uint64_t arg, uint32_t *fired);
 NPURT_API npurt_status npurt_sim_clock(npurt_device *d, uint32_t op, uint64_t value, uint64_t *out);
 
 /* Replace the fault plan (NULL or empty: no faults). All or nothing. */
 NPURT_API npurt_status npurt_sim_faults(npurt_device *d, const char *plan);
-/* Arm the plan, now and for plans to come; call it when the first model is published. Again: no effect. */
+/* Arm the plan, now and for plans to come; call it when the first model is published. Again: no
+ * effect. */
 NPURT_API npurt_status npurt_sim_arm(npurt_device *d);
 
 /* The description of this board; npurt_device_describe(0) gives that of the board opened last. */
 NPURT_API npurt_status npurt_sim_describe(npurt_device *d, npurt_device_desc *out);
-/* Everything that happened, one event a line, in text that names no address and no process-wide number. `need` (may be NULL):
- * bytes with the final NUL; buf may be NULL when cap is 0. Cut to cap. */
+/* Everything that happened, one event a line, in text that names no address and no process-wide
+ * number. `need` (may be NULL): bytes with the final NUL; buf may be NULL when cap is 0. Cut to
+ * cap. */
 NPURT_API npurt_status npurt_sim_trace(npurt_device *d, char *buf, uint64_t cap, uint64_t *need);
 /* Host mistakes seen so far, oldest first. inout_n: room before, number of violations after. */
-NPURT_API npurt_status npurt_sim_violations(npurt_device *d, npurt_event *arr, uint32_t stride, uint32_t *inout_n);
+NPURT_API npurt_status npurt_sim_violations(npurt_device *d, npurt_event *arr, uint32_t stride,
+                                            uint32_t *inout_n);
 
-/* Recompute n tokens of a calbin folder from nothing, without any board: logits after the last one [vocab], KV digest. Either
- * may be NULL. */
-NPURT_API npurt_status npurt_sim_oracle(const char *calbin_path, const int32_t *tokens, uint32_t n, uint16_t *logits_bf16,
-                                        uint64_t *kv_digest);
+/* Recompute n tokens of a calbin folder from nothing, without any board: logits after the last one
+ * [vocab], KV digest. Either may be NULL. */
+NPURT_API npurt_status npurt_sim_oracle(const char *calbin_path, const int32_t *tokens, uint32_t n,
+                                        uint16_t *logits_bf16, uint64_t *kv_digest);
 
-/* With capture=1, of a job that ran, until it is retired. `pos` counts the job's own tokens of that row from 0. Logits: cap
- * floats of room, at least the vocabulary; routing: cap entries in each, at least experts_per_token. */
-NPURT_API npurt_status npurt_sim_logits(npurt_device *d, npurt_ticket t, uint32_t row, uint32_t pos, float *out, uint64_t cap);
-NPURT_API npurt_status npurt_sim_routing(npurt_device *d, npurt_ticket t, uint32_t row, uint32_t pos, uint32_t layer,
-                                         int32_t *idx, float *w, uint32_t cap);
+/* With capture=1, of a job that ran, until it is retired. `pos` counts the job's own tokens of that
+ * row from 0. Logits: cap floats of room, at least the vocabulary; routing: cap entries in each, at
+ * least experts_per_token. */
+NPURT_API npurt_status npurt_sim_logits(npurt_device *d, npurt_ticket t, uint32_t row, uint32_t pos,
+                                        float *out, uint64_t cap);
+NPURT_API npurt_status npurt_sim_routing(npurt_device *d, npurt_ticket t, uint32_t row,
+                                         uint32_t pos, uint32_t layer, int32_t *idx, float *w,
+                                         uint32_t cap);
 
 /* Digest of a lane's committed KV; where the lane's KV lies in device memory. */
 NPURT_API npurt_status npurt_sim_kv_digest(npurt_kvbank *k, uint32_t lane, uint64_t *out);
-NPURT_API npurt_status npurt_sim_kv_address(npurt_kvbank *k, uint32_t lane, uint32_t *chip, uint64_t *addr, uint64_t *bytes);
+NPURT_API npurt_status npurt_sim_kv_address(npurt_kvbank *k, uint32_t lane, uint32_t *chip,
+                                            uint64_t *addr, uint64_t *bytes);
 /* Read and write device memory. */
-NPURT_API npurt_status npurt_sim_peek(npurt_device *d, uint32_t chip, uint64_t addr, void *buf, uint64_t len);
-NPURT_API npurt_status npurt_sim_poke(npurt_device *d, uint32_t chip, uint64_t addr, const void *buf, uint64_t len);
+NPURT_API npurt_status npurt_sim_peek(npurt_device *d, uint32_t chip, uint64_t addr, void *buf,
+                                      uint64_t len);
+NPURT_API npurt_status npurt_sim_poke(npurt_device *d, uint32_t chip, uint64_t addr,
+                                      const void *buf, uint64_t len);
 
 #ifdef __cplusplus
 }

@@ -1,8 +1,9 @@
 /* stress.c - the simulated board under many threads and odd calls, for the sanitizers (make check).
  *
- * Writes a small random calbin into a temporary folder, then: threads that submit, wait, poll, cancel and reset on a board
- * with the real clock; waiters against a stepper on the manual clock; random calls with random arguments. The checks are the
- * sanitizers' and a few of its own: states never go back, batch outputs equal those of another board. */
+ * Writes a small random calbin into a temporary folder, then: threads that submit, wait, poll,
+ * cancel and reset on a board with the real clock; waiters against a stepper on the manual clock;
+ * random calls with random arguments. The checks are the sanitizers' and a few of its own: states
+ * never go back, batch outputs equal those of another board. */
 #include "calsim_model.h"
 #include "npurt_sim.h"
 #include <pthread.h>
@@ -14,7 +15,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LAYERS = 2, HIDDEN = 16, HEADS = 2, KV_HEADS = 1, DIM = 8, INNER = 24, VOCAB = 64, CONTEXT = 32, LANES = 8 };
+enum {
+  LAYERS = 2,
+  HIDDEN = 16,
+  HEADS = 2,
+  KV_HEADS = 1,
+  DIM = 8,
+  INNER = 24,
+  VOCAB = 64,
+  CONTEXT = 32,
+  LANES = 8
+};
 enum { RESERVE = 1, COMMIT, ROLLBACK, RELEASE };
 enum { TENSORS = 5, MEMORY = 1 << 16 };
 
@@ -32,7 +43,7 @@ static uint64_t draw(uint64_t *state) {
   return *state >> 33;
 }
 
-/* ---- a calbin of random numbers ---------------------------------------------------------------------------------------------- */
+/* ---- a calbin of random numbers -------------------------------------------------------- */
 
 typedef struct writer {
   char header[16384];
@@ -45,27 +56,38 @@ typedef struct writer {
 static void add_tensor(writer *w, const char *name, uint32_t rows, uint32_t columns) {
   size_t first = w->count, number = (size_t)rows * (columns != 0 ? columns : 1);
   for (size_t i = 0; i < number; ++i) {
-    float value = ((float)draw(&w->random) / 2147483648.0f - 0.5f) * (columns != 0 ? 0.5f : 1.0f) + (columns != 0 ? 0 : 1);
+    float value = ((float)draw(&w->random) / 2147483648.0f - 0.5f) * (columns != 0 ? 0.5f : 1.0f) +
+                  (columns != 0 ? 0 : 1);
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     w->values[w->count++] = (uint16_t)(bits >> 16);
   }
   char shape[64];
-  if (columns != 0) snprintf(shape, sizeof shape, "%u,%u", rows, columns);
-  else snprintf(shape, sizeof shape, "%u", rows);
-  w->length += (size_t)snprintf(w->header + w->length, sizeof w->header - w->length,
-                                "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
-                                w->length > 1 ? "," : "", name, shape, first * 2, w->count * 2);
+  if (columns != 0)
+    snprintf(shape, sizeof shape, "%u,%u", rows, columns);
+  else
+    snprintf(shape, sizeof shape, "%u", rows);
+  w->length +=
+      (size_t)snprintf(w->header + w->length, sizeof w->header - w->length,
+                       "%s\"%s\":{\"dtype\":\"BF16\",\"shape\":[%s],\"data_offsets\":[%zu,%zu]}",
+                       w->length > 1 ? "," : "", name, shape, first * 2, w->count * 2);
 }
 
 static void add_layer(writer *w, uint32_t layer) {
-  static const struct { const char *name; uint32_t rows, columns; } parts[] = {
-      {"input_layernorm.weight", HIDDEN, 0},           {"post_attention_layernorm.weight", HIDDEN, 0},
-      {"self_attn.q_proj.weight", HEADS * DIM, HIDDEN}, {"self_attn.k_proj.weight", KV_HEADS * DIM, HIDDEN},
-      {"self_attn.v_proj.weight", KV_HEADS * DIM, HIDDEN}, {"self_attn.o_proj.weight", HIDDEN, HEADS * DIM},
-      {"self_attn.q_norm.weight", DIM, 0},             {"self_attn.k_norm.weight", DIM, 0},
-      {"mlp.gate_proj.weight", INNER, HIDDEN},         {"mlp.up_proj.weight", INNER, HIDDEN},
-      {"mlp.down_proj.weight", HIDDEN, INNER}};
+  static const struct {
+    const char *name;
+    uint32_t rows, columns;
+  } parts[] = {{"input_layernorm.weight", HIDDEN, 0},
+               {"post_attention_layernorm.weight", HIDDEN, 0},
+               {"self_attn.q_proj.weight", HEADS * DIM, HIDDEN},
+               {"self_attn.k_proj.weight", KV_HEADS * DIM, HIDDEN},
+               {"self_attn.v_proj.weight", KV_HEADS * DIM, HIDDEN},
+               {"self_attn.o_proj.weight", HIDDEN, HEADS * DIM},
+               {"self_attn.q_norm.weight", DIM, 0},
+               {"self_attn.k_norm.weight", DIM, 0},
+               {"mlp.gate_proj.weight", INNER, HIDDEN},
+               {"mlp.up_proj.weight", INNER, HIDDEN},
+               {"mlp.down_proj.weight", HIDDEN, INNER}};
   for (size_t i = 0; i < sizeof parts / sizeof parts[0]; ++i) {
     char name[128];
     snprintf(name, sizeof name, "model.layers.%u.%s", layer, parts[i].name);
@@ -121,7 +143,8 @@ static void write_calbin(const char *folder) {
       "\"incremental_prefill\":false},{\"name\":\"decode_b4\",\"task\":\"decode\",\"max_batch\":4,\"max_tokens\":1,"
       "\"incremental_prefill\":false}],\"eos_token_ids\":[0],"
       "\"files\":{\"model.safetensors\":{\"sha256\":\"%s\",\"bytes\":%zu}}}",
-      LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, CONTEXT, LANES, token, token * CONTEXT, kv, kv, sha, length);
+      LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, CONTEXT, LANES, token, token * CONTEXT,
+      kv, kv, sha, length);
   REQUIRE(size > 0 && (size_t)size < sizeof manifest);
   write_file(folder, "model.safetensors", bytes, length);
   write_file(folder, "manifest.json", manifest, (size_t)size);
@@ -129,7 +152,7 @@ static void write_calbin(const char *folder) {
   free(w);
 }
 
-/* ---- a board and its jobs ------------------------------------------------------------------------------------------------------ */
+/* ---- a board and its jobs -------------------------------------------------------------- */
 
 typedef struct board {
   npurt_device *device;
@@ -182,18 +205,26 @@ static npurt_status kv_op(const board *b, uint32_t op, uint32_t lane, uint32_t f
   return npurt_kv_apply(b->bank, &ops, sizeof ops, 1, &bad);
 }
 
-static npurt_status start(const board *b, const pair *p, uint32_t lane, uint32_t length, uint64_t txn, npurt_ticket *t) {
+static npurt_status start(const board *b, const pair *p, uint32_t lane, uint32_t length,
+                          uint64_t txn, npurt_ticket *t) {
   ((int32_t *)p->memory[0])[0] = (int32_t)((lane * 7 + length) % VOCAB);
   ((int32_t *)p->memory[1])[0] = (int32_t)length;
   ((int32_t *)p->memory[2])[0] = 1;
   npurt_lane row = {lane, 1, 1, length, lane + 1};
-  npurt_submit_params submit = {.h.struct_size = sizeof submit, .in = p->in, .out = p->out, .kv = b->bank, .lanes = &row,
-                                .lane_count = 1, .lane_stride = sizeof row, .expect_generation = b->generation,
-                                .expect_epoch = 1, .kv_txn = txn};
+  npurt_submit_params submit = {.h.struct_size = sizeof submit,
+                                .in = p->in,
+                                .out = p->out,
+                                .kv = b->bank,
+                                .lanes = &row,
+                                .lane_count = 1,
+                                .lane_stride = sizeof row,
+                                .expect_generation = b->generation,
+                                .expect_epoch = 1,
+                                .kv_txn = txn};
   return npurt_job_submit(b->device, &submit, t);
 }
 
-/* ---- many threads -------------------------------------------------------------------------------------------------------------- */
+/* ---- many threads ---------------------------------------------------------------------- */
 
 typedef struct shared {
   board b;
@@ -223,7 +254,8 @@ static void *submit_main(void *argument) {
     npurt_status status = start(b, &p, me->lane, length, txn, &ticket);
     if (status != NPURT_OK) {
       REQUIRE(ticket == 0);
-      if (kv_op(b, ROLLBACK, me->lane, length, txn) != NPURT_OK) kv_op(b, RELEASE, me->lane, 0, 0), length = 0;
+      if (kv_op(b, ROLLBACK, me->lane, length, txn) != NPURT_OK)
+        kv_op(b, RELEASE, me->lane, 0, 0), length = 0;
       continue;
     }
     atomic_store(&me->s->latest, ticket);
@@ -231,8 +263,10 @@ static void *submit_main(void *argument) {
     npurt_completion c = {.h.struct_size = sizeof c};
     REQUIRE(npurt_job_result(b->device, ticket, &c) == NPURT_OK);
     bool done = c.state == NPURT_JOB_DONE && kv_op(b, COMMIT, me->lane, length, txn) == NPURT_OK;
-    if (done) ++length, ++me->done;
-    else if (kv_op(b, ROLLBACK, me->lane, length, txn) != NPURT_OK) kv_op(b, RELEASE, me->lane, 0, 0), length = 0;
+    if (done)
+      ++length, ++me->done;
+    else if (kv_op(b, ROLLBACK, me->lane, length, txn) != NPURT_OK)
+      kv_op(b, RELEASE, me->lane, 0, 0), length = 0;
     REQUIRE(npurt_job_retire(b->device, ticket) == NPURT_OK);
   }
   free_pair(&p);
@@ -250,7 +284,8 @@ static void *watch_main(void *argument) {
     npurt_job_state state = {.h.struct_size = sizeof state};
     REQUIRE(npurt_device_health(s->b.device, &health) == NPURT_OK);
     REQUIRE(npurt_device_counters(s->b.device, &counters) == NPURT_OK);
-    REQUIRE(counters.submitted == counters.left + counters.finished + counters.failed + counters.aborted);
+    REQUIRE(counters.submitted ==
+            counters.left + counters.finished + counters.failed + counters.aborted);
     npurt_device_event(s->b.device, &event);
     npurt_ticket ticket = atomic_load(&s->latest);
     if (ticket != watched) watched = ticket, seen = 0;
@@ -298,7 +333,7 @@ static void run_threads(const char *folder) {
   printf("threads: %u jobs done\n", done);
 }
 
-/* ---- waiters against a stepper, and close under them ---------------------------------------------------------------------------- */
+/* ---- waiters against a stepper, and close under them ----------------------------------- */
 
 typedef struct waiter {
   npurt_device *device;
@@ -325,9 +360,12 @@ static void run_waiters(const char *folder, bool closes) {
     waiters[i] = (waiter){b.device, ticket, 0};
     REQUIRE(pthread_create(&threads[i], NULL, wait_main, &waiters[i]) == 0);
   }
-  REQUIRE(npurt_sim_step(b.device, NPURT_SIM_STEP_TICKET, NPURT_SIM_REACH(ticket, NPURT_JOB_EXEC), NULL) == NPURT_OK);
-  if (closes) REQUIRE(npurt_device_close(b.device) == NPURT_OK);
-  else REQUIRE(npurt_sim_step(b.device, NPURT_SIM_STEP_IDLE, 0, NULL) == NPURT_OK);
+  REQUIRE(npurt_sim_step(b.device, NPURT_SIM_STEP_TICKET, NPURT_SIM_REACH(ticket, NPURT_JOB_EXEC),
+                         NULL) == NPURT_OK);
+  if (closes)
+    REQUIRE(npurt_device_close(b.device) == NPURT_OK);
+  else
+    REQUIRE(npurt_sim_step(b.device, NPURT_SIM_STEP_IDLE, 0, NULL) == NPURT_OK);
   for (uint32_t i = 0; i < WAITERS; ++i) {
     pthread_join(threads[i], NULL);
     REQUIRE(waiters[i].status == (closes ? NPURT_E_BAD_HANDLE : NPURT_OK));
@@ -336,26 +374,39 @@ static void run_waiters(const char *folder, bool closes) {
   free_pair(&p);
 }
 
-/* ---- random calls ------------------------------------------------------------------------------------------------------------------ */
+/* ---- random calls ---------------------------------------------------------------------- */
 
 static void call_at_random(const board *b, pair *pairs, npurt_ticket *tickets, uint64_t *random) {
-  uint32_t lane = (uint32_t)(draw(random) % (LANES + 1)), length = (uint32_t)(draw(random) % 4), i = (uint32_t)(draw(random) % 3);
-  npurt_completion completion = {.h.struct_size = (uint32_t)(draw(random) % 8 == 0 ? 16 : sizeof completion)};
+  uint32_t lane = (uint32_t)(draw(random) % (LANES + 1)), length = (uint32_t)(draw(random) % 4),
+           i = (uint32_t)(draw(random) % 3);
+  npurt_completion completion = {.h.struct_size =
+                                     (uint32_t)(draw(random) % 8 == 0 ? 16 : sizeof completion)};
   npurt_reset_params reset = {.h.struct_size = sizeof reset, .level = (uint32_t)(draw(random) % 6)};
   npurt_reset_report report = {.h.struct_size = sizeof report};
   npurt_ticket ticket = 0;
   switch (draw(random) % 14) {
-    case 0: case 1: kv_op(b, (uint32_t)(draw(random) % 5), lane, length, draw(random) % 3); break;
-    case 2: case 3:
+    case 0:
+    case 1: kv_op(b, (uint32_t)(draw(random) % 5), lane, length, draw(random) % 3); break;
+    case 2:
+    case 3:
       kv_op(b, RESERVE, lane, length, 1);
       if (start(b, &pairs[i], lane, length, 1, &ticket) == NPURT_OK) tickets[i] = ticket;
       break;
-    case 4: case 5: npurt_sim_step(b->device, (uint32_t)(draw(random) % 7), draw(random) % 5000, NULL); break;
+    case 4:
+    case 5:
+      npurt_sim_step(b->device, (uint32_t)(draw(random) % 7), draw(random) % 5000, NULL);
+      break;
     case 6: npurt_job_retire(b->device, tickets[i]); break;
     case 7: npurt_job_cancel(b->device, tickets[i]); break;
     case 8: npurt_job_result(b->device, tickets[i], &completion); break;
-    case 9: npurt_buffer_map(pairs[i].in, (uint32_t)(draw(random) % 6), pairs[0].memory[draw(random) % TENSORS], MEMORY); break;
-    case 10: npurt_buffer_slice(pairs[i].out, 3, (uint32_t)(draw(random) % 4), (int64_t)(draw(random) % 3) - 1, 1); break;
+    case 9:
+      npurt_buffer_map(pairs[i].in, (uint32_t)(draw(random) % 6),
+                       pairs[0].memory[draw(random) % TENSORS], MEMORY);
+      break;
+    case 10:
+      npurt_buffer_slice(pairs[i].out, 3, (uint32_t)(draw(random) % 4),
+                         (int64_t)(draw(random) % 3) - 1, 1);
+      break;
     case 11: npurt_buffer_restore(pairs[i].in, (uint32_t)(draw(random) % 9)); break;
     case 12:
       if (draw(random) % 40 == 0) npurt_reset_run(b->device, &reset, &report);
@@ -367,9 +418,10 @@ static void call_at_random(const board *b, pair *pairs, npurt_ticket *tickets, u
 static void run_random(const char *folder, uint64_t seed) {
   uint64_t random = seed;
   board b = open_board(folder, "capture = 1");
-  REQUIRE(npurt_sim_faults(b.device, "fault a kind=ccu_exception p=0.1 kv=unknown quiesce=n\n"
-                                     "fault h kind=hang phase=d2h p=0.02 count=inf release=reset1\n"
-                                     "fault s kind=submit_reject p=0.1") == NPURT_OK);
+  REQUIRE(npurt_sim_faults(b.device,
+                           "fault a kind=ccu_exception p=0.1 kv=unknown quiesce=n\n"
+                           "fault h kind=hang phase=d2h p=0.02 count=inf release=reset1\n"
+                           "fault s kind=submit_reject p=0.1") == NPURT_OK);
   REQUIRE(npurt_sim_arm(b.device) == NPURT_OK);
   pair pairs[3] = {make_pair(&b, 0), make_pair(&b, 0), make_pair(&b, 1)};
   npurt_ticket tickets[3] = {0};

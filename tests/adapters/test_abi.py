@@ -165,7 +165,16 @@ def test_another_version_is_refused(tmp_path: Path, major: int, minor: int) -> N
     source.write_text(MISMATCHED % (major, minor))
     path = tmp_path / "libmismatched.so"
     assert COMPILER is not None
-    command = [COMPILER, "-shared", "-fPIC", f"-I{NATIVE}", "-o", str(path), source, stubs]
+    command = [
+        COMPILER,
+        "-shared",
+        "-fPIC",
+        f"-I{NATIVE}",
+        "-o",
+        str(path),
+        str(source),
+        str(stubs),
+    ]
     subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(AbiMismatchError, match=rf"speaks npurt {major}\.{minor}, wanted is 0\.1"):
         load_library(path)

@@ -202,6 +202,7 @@ def draw_run(board: Board) -> bytes:
     return board.trace()
 
 
+@pytest.mark.slow
 def test_same_seed_and_calls_give_the_same_trace(open_board: OpenBoard) -> None:
     traces = set()
     for seed in range(20):

@@ -22,8 +22,10 @@ from support.driven_device import (
 )
 
 from laneway.adapters import open_device
+from laneway.adapters.buffers import Buffer
 from laneway.adapters.device import NpurtDevice
 from laneway.adapters.library import find_library
+from laneway.adapters.loaded import LoadedModel
 from laneway.adapters.packing import pack
 from laneway.engine.effects import (
     ApplyKv,
@@ -33,6 +35,7 @@ from laneway.engine.effects import (
     PublishModel,
     ReleaseModel,
     RestoreBuffer,
+    SubmitJob,
     ValidateArtifact,
 )
 from laneway.engine.errors import ConfigurationError, UsageError
@@ -49,9 +52,11 @@ from laneway.engine.inputs import (
     JobStalled,
     KvApplied,
     KvApplyFailed,
+    ModelConfigured,
     ModelReleased,
     ReleaseFailed,
     RestoreFailed,
+    RowResult,
     SubmitAccepted,
     SubmitRefused,
 )
@@ -406,13 +411,13 @@ def test_restoring_with_another_ticket_is_refused(driven: DrivenDevice) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "code"),
-    [({"generation": GENERATION - 1}, 0x0202), ({"epoch": EPOCH + 1}, 0x0201)],
+    ("epoch", "generation", "code"),
+    [(EPOCH, GENERATION - 1, 0x0202), (EPOCH + 1, GENERATION, 0x0201)],
 )
 def test_a_stale_job_is_refused_before_anything_is_applied(
-    driven: DrivenDevice, change: dict[str, int], code: int
+    driven: DrivenDevice, epoch: int, generation: int, code: int
 ) -> None:
-    stale = attrs.evolve(driven.job("prefill", (row((1, 2, 3)),)), **change)
+    stale = driven.job("prefill", (row((1, 2, 3)),), epoch=epoch, generation=generation)
     assert driven.ask(stale, SubmitRefused).code == code
     assert driven.complete(driven.job("prefill", (row((1, 2, 3)),))).kv_effect == "applied"
 
@@ -515,7 +520,7 @@ def test_an_exception_brings_the_whole_record(
     )
     driven.load(calbin)
     effect = driven.job("prefill", (row((1, 2, 3)),))
-    fault = driven.ask(effect, DeviceFaulted)
+    fault = driven.run(effect, DeviceFaulted)
     assert (fault.job, fault.kind, fault.code) == (effect.job, "ccu", 0x0604)
     assert (fault.epoch, fault.generation) == (EPOCH, GENERATION)
     assert fault.quiescent is (quiesce == "y")
@@ -536,7 +541,7 @@ def test_a_hang_is_reported_stage_by_stage_and_each_once(
     driven.load(calbin)
     limits = (2 * SECOND, 6 * SECOND, 60 * SECOND)
     effect = driven.job("prefill", (row((1, 2, 3)),), stall_ns=limits)
-    driven.ask(effect, JobStalled)
+    driven.run(effect, JobStalled)
     driven.next(JobStalled, after=0, fits=lambda stalled: stalled.stage == "cap")
     stalls = [one for one in driven.posted if isinstance(one, JobStalled)]
     assert [stalled.stage for stalled in stalls] == ["suspect", "confirm", "cap"]
@@ -583,7 +588,7 @@ def test_closing_ends_the_device_and_keeps_the_clock(driven: DrivenDevice) -> No
 def test_closing_over_a_hung_job_keeps_its_memory(open_driven: Open, calbin: str) -> None:
     driven = open_driven(faults="fault a kind=hang on=exec nth=1 release=never")
     driven.load(calbin)
-    driven.ask(driven.job("prefill", (row((1, 2, 3)),)), JobStalled)
+    driven.run(driven.job("prefill", (row((1, 2, 3)),)), JobStalled)
     closed = driven.ask(CloseDevice(abandon=False), DeviceClosed)
     assert not closed.abandoned
     assert driven.device.graveyard.item_count == 1
@@ -618,7 +623,7 @@ def test_two_runs_of_the_same_effects_post_the_same_inputs(calbin: str) -> None:
             attrs.evolve(one, ticket=one.ticket - first_ticket)
             if isinstance(one, SubmitAccepted | Completed)
             else attrs.evolve(one, device_generation=0)
-            if hasattr(one, "device_generation")
+            if isinstance(one, ModelConfigured)
             else one
             for one in driven.posted
         ]
@@ -646,3 +651,49 @@ def test_buffers_of_two_tasks_have_numbers_of_their_own(driven: DrivenDevice) ->
     assert numbers == list(range(BUFFER_FIRST, BUFFER_FIRST + 2 * len(driven.buffers)))
     addresses = {b.arena.address for b in driven.device._models[1].buffers.values()}
     assert len(addresses) == len(numbers)
+
+
+def test_a_failure_while_waiting_ends_every_job_once(
+    driven: DrivenDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*, timeout_ns: int) -> bool:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(driven.device._waiting, "collect", fail)
+    effect = driven.job("prefill", (row((1, 2, 3)),))
+    fault = driven.run(effect, DeviceFaulted)
+    assert (fault.job, fault.kind, fault.code) == (effect.job, "call", 0x0F01)
+    assert "RuntimeError: not foreseen" in fault.reason
+    assert driven.device._waiting.tickets == ()
+
+
+def test_output_that_cannot_be_read_ends_the_job_once(
+    driven: DrivenDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("not foreseen")
+
+    monkeypatch.setattr(driven.device._waiting._results, "read", fail)
+    fault = driven.run(driven.job("prefill", (row((1, 2, 3)),)), DeviceFaulted)
+    assert fault.kind == "call" and fault.quiescent and fault.kv_effect == "applied"
+    assert fault.health is not None
+    assert sum(isinstance(one, DeviceFaulted) for one in driven.posted) == 1
+
+
+def test_abnormal_numbers_are_a_fault_of_their_row(
+    driven: DrivenDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = driven.device._waiting._results.read
+
+    def spoil(effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
+        logits = buffer.output("logits")
+        assert logits is not None
+        logits.reshape(4, -1)[1, 17] = 0x7FC0
+        return read(effect, model, buffer)
+
+    monkeypatch.setattr(driven.device._waiting._results, "read", spoil)
+    rows = tuple(row((1, 2, 3), lane=lane, owner=lane) for lane in range(3))
+    results = driven.complete(driven.job("prefill", rows, batch=4)).rows
+    assert [result.fault for result in results] == ["", "numeric", ""]
+    assert results[1].token == NO_TOKEN
+    assert results[0].token == results[2].token >= 0

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from laneway.adapters.manifest import TOKENIZER_NAME, Manifest
 from laneway.adapters.rooted import open_root
@@ -29,8 +29,10 @@ REFERENCE = Tokenizer.from_file(str(TOKENIZER))
 byte_tokens = [token for token in range(VOCABULARY) if len(REFERENCE.id_to_token(token) or "") == 1]
 token_ids = st.integers(0, VOCABULARY - 1) | st.sampled_from(byte_tokens) | st.sampled_from(SPECIAL)
 characters = st.sampled_from("ab \u00e9\u20ac\U0001f600\ufffd")
-small_text = st.text(characters, max_size=30)
 stops = st.lists(st.text(characters, min_size=1, max_size=4), max_size=4).map(tuple)
+# Two letters only, so that stop strings overlap themselves and each other.
+letters = st.sampled_from("ab")
+letter_stops = st.lists(st.text(letters, min_size=1, max_size=6), max_size=4).map(tuple)
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def _bytes_of(token: int) -> list[bytes]:
     return [bytes([ord(c) if ord(c) in visible else hidden[ord(c) - 256]]) for c in name]
 
 
-@given(small_text, stops, st.randoms(use_true_random=False))
+@given(st.text(letters, max_size=30), letter_stops, st.randoms(use_true_random=False))
 @settings(max_examples=250, deadline=None, derandomize=True)
 def test_matcher_equals_a_naive_search(full: str, stop: tuple[str, ...], random: object) -> None:
     matcher = StopMatcher(stop)
@@ -135,6 +137,23 @@ def test_stop_strings_end_the_text_of_tokens(tokens: list[int], stop: tuple[str,
         assert match is not None
         assert rest == ""
         assert not any(pieces[hits.index(True) + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("full", "stop", "released"),
+    [
+        ("xaabaaab", ("aaab",), "xaab"),
+        ("abababac", ("ababac",), "ab"),
+        ("say abc", ("bc", "abc"), "say "),
+        ("say abc", ("abc", "bc"), "say "),
+        ("abcd", ("abcd", "bc"), "a"),
+    ],
+)
+def test_overlapping_stop_strings(full: str, stop: tuple[str, ...], released: str) -> None:
+    matcher = StopMatcher(stop)
+    assert "".join(matcher.add(character) for character in full) == released
+    assert matcher.hit
+    assert matcher.end() == ""
 
 
 def test_stop_string_over_tokens_is_hit_at_its_last_token() -> None:
@@ -260,6 +279,16 @@ def test_end_tokens_have_no_text_even_if_not_special() -> None:
     tokens = [*TEXT.encode("a"), plain]
     assert stream(text, tokens)[:2] == (["a", ""], "")
     assert text.decode(tokens) == "a"
+
+
+def test_added_tokens_read_as_they_are_written() -> None:
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    tokenizer.add_tokens([AddedToken("<tool call \u20ac>", special=False)])
+    text = TokenizerText(tokenizer.to_str().encode())
+    tokens = text.encode("a<tool call \u20ac>b")
+    assert tokens[1] == VOCABULARY
+    assert stream(text, tokens)[0] == ["a", "<tool call \u20ac>", "b"]
+    assert text.decode(tokens) == "a<tool call \u20ac>b"
 
 
 def test_vocabularies_of_another_kind() -> None:

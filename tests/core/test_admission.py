@@ -14,7 +14,7 @@ from laneway.engine import (
     RequestRejectedError,
     Stream,
 )
-from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
+from laneway.engine.inputs import ArtifactValidated, Input, SubmodelFacts
 
 
 def rejection(stream: Stream) -> RequestRejectedError:
@@ -206,10 +206,13 @@ def test_a_closing_engine_refuses() -> None:
 
 def test_a_request_handed_in_just_before_the_model_is_published_is_served_or_refused() -> None:
     rig = Rig(load=False)
-    number = rig.ask_load()
-    while state_of(rig, number) != "ready":
+
+    def meanwhile(taken: Input) -> None:
         rig.submit([len(rig.streams) + 1, 2])
-        rig.act()
+
+    rig.device.meanwhile = meanwhile
+    rig.engine.load("m", "source")
+    rig.device.meanwhile = None
     rig.run()
     for one in rig.streams:
         result = one.stream.result()

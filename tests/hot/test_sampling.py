@@ -228,6 +228,23 @@ def test_points_on_a_border_belong_to_the_next_entry() -> None:
         assert (sizes_left, kept_mass) == ([size_of_first, size_of_second], mass)
 
 
+def test_counts_in_a_tie_equal_a_search_one_by_one() -> None:
+    """Division only guesses the count; targets on and next to every border must not be missed."""
+    size = 60
+    for before in (0.0, 0.1, 1.0 / 3.0, 7.3, 1e6):
+        for weight in (1.0, 0.1, 1.0 / 3.0, 0.7, 1e-9, 3e-12):
+            masses = [before + n * weight for n in range(size + 1)]
+            targets = [t for m in masses[1:] for t in (m, np.nextafter(m, 0.0))]
+            for target in targets:
+                least = next(n for n in range(1, size + 1) if masses[n] >= target)
+                assert groups.entries_to_reach(target, before, weight, size) == least
+                if not before <= target < masses[-1]:
+                    continue
+                index = next(n for n in range(size) if masses[n + 1] > target)
+                sizes, weights = np.array([1, size]), np.array([before, weight])
+                assert groups.pick(sizes, weights, 2, target) == (1, index)
+
+
 def test_top_k_keeps_exactly_k_with_ties_to_the_lowest_ids() -> None:
     x = np.zeros(1000)
     x[[3, 500]] = 1.0

@@ -97,8 +97,9 @@ def test_every_byte_of_every_column(victim: Path, column: str) -> None:
     connection.execute("PRAGMA synchronous=OFF")
     journal = open_journal(victim, read_only=True)
     cast = "CAST(? AS TEXT)" if column in ("input_kind", "input", "events") else "?"
-    guards = connection.execute("SELECT name, sql FROM sqlite_schema WHERE type='trigger'")
-    guards = guards.fetchall()
+    guards = connection.execute(
+        "SELECT name, sql FROM sqlite_schema WHERE type = 'trigger'"
+    ).fetchall()
 
     def put(step: int, value: Any) -> None:
         connection.execute("BEGIN")
@@ -128,12 +129,16 @@ def test_every_byte_of_every_column(victim: Path, column: str) -> None:
     assert verify(journal).ok
 
 
-@pytest.mark.parametrize("value", [None, "text", b"blob", 1.5])
-@pytest.mark.parametrize("column", COLUMNS[1:])
+OTHER_CLASSES = [
+    (column, value)
+    for column, kept in zip(COLUMNS[1:], (int, str, str, str, bytes), strict=True)
+    for value in (None, 7, "text", b"blob", 1.5)
+    if not isinstance(value, kept)
+]
+
+
+@pytest.mark.parametrize(("column", "value"), OTHER_CLASSES)
 def test_another_storage_class(victim: Path, column: str, value: Any) -> None:
-    kept = {"input_kind": str, "input": str, "events": str, "chain": bytes}
-    if isinstance(value, kept.get(column, ())):
-        pytest.skip("the storage class of the column")
     relaxed(victim, f"UPDATE step SET {column} = ? WHERE step = 3", (value,))
     assert question(victim) != ("ok", 0)
 
@@ -197,9 +202,7 @@ INSERT = f"INSERT INTO step ({', '.join(COLUMNS)}) "
             None,
         ),
         (
-            [
-                "UPDATE meta SET value = replace(value, substr(value, 1, 1), 'z') WHERE key = 'journal_id'"
-            ],
+            ["UPDATE meta SET value = 'z' || substr(value, 2) WHERE key = 'journal_id'"],
             1,
         ),
         (["UPDATE meta SET value = CAST(x'ff' AS TEXT) WHERE key = 'journal_id'"], 1),
@@ -271,13 +274,13 @@ def test_a_definition_changed_by_one_letter(victim: Path, name: str) -> None:
 
 
 def test_a_flipped_bit_of_the_file_never_changes_the_history(victim: Path) -> None:
-    """Where a bit means nothing the journal stays good; nowhere does it verify and read otherwise."""
+    """A bit that means nothing does no harm; nowhere does a journal verify and read otherwise."""
     raw = victim.read_bytes()
     with open_journal(victim, read_only=True) as journal:
         expected = list(journal.read())
     draw = random.Random(5)
     found = 0
-    for _ in range(80):
+    for _ in range(60):
         changed = bytearray(raw)
         changed[draw.randrange(len(raw))] ^= 1 << draw.randrange(8)
         victim.write_bytes(changed)

@@ -29,7 +29,11 @@ INTEGERS = st.integers(-(1 << 63), (1 << 64) - 1)
 
 def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     """Return values of an annotation, built from the fields of attrs classes."""
-    simple = {int: INTEGERS, str: st.text(max_size=20), bool: st.booleans()}
+    simple: dict[Any, st.SearchStrategy[Any]] = {
+        int: INTEGERS,
+        str: st.text(max_size=20),
+        bool: st.booleans(),
+    }
     if annotation in simple:
         return simple[annotation]
     if annotation is Limits:
@@ -48,7 +52,8 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         return instances_of(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is types.UnionType:
-        return st.one_of(st.none() if a is types.NoneType else values_of(a) for a in arguments)
+        (inner,) = (a for a in arguments if a is not types.NoneType)
+        return st.none() | values_of(inner)
     assert origin is tuple
     if arguments[-1] is Ellipsis:
         return st.lists(values_of(arguments[0]), max_size=4).map(tuple)

@@ -44,7 +44,7 @@ while True:
 
 @pytest.mark.slow
 def test_killed_between_appends(tmp_path: Path) -> None:
-    """Kill it after a drawn number of answers, three times, each on the journal of the one before."""
+    """Kill it after a drawn number of answers, three times, each on the journal left before."""
     path = tmp_path / "run.db"
     draw = random.Random(17)
     durable = 0

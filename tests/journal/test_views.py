@@ -68,7 +68,8 @@ def test_the_story_by_hand(story_file: Path) -> None:
 @pytest.mark.parametrize("name", ["story_file", "core_file"])
 def test_views_equal_the_python_decoding(name: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(name)
-    events, entity_events = [], []
+    events: list[tuple[Any, ...]] = []
+    entity_events: list[tuple[Any, ...]] = []
     with open_journal(path, read_only=True) as journal:
         for step in journal.read():
             for ordinal, event in enumerate(step.events):

@@ -1,4 +1,4 @@
-"""Drive a device port with effects and look at the inputs that it posts, with or without threads."""
+"""Drive a device port with effects and look at what it posts, with or without threads."""
 
 import threading
 from collections.abc import Callable
@@ -58,7 +58,23 @@ class DrivenDevice:
             self._changed.notify_all()
 
     def ask(self, effect: DeviceEffect, wanted: type[Wanted]) -> Wanted:
-        """Hand an effect over and return the next input of a kind."""
+        """Hand an effect over and return its answer; no time passes."""
+        seen = len(self.posted)
+        self.device.execute(effect)
+        if not self.threads:
+            self.settle()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self.threads or any(isinstance(o, wanted) for o in self.posted[seen:]),
+                PATIENCE_S,
+            )
+            for one in self.posted[seen:]:
+                if isinstance(one, wanted):
+                    return one
+        raise AssertionError(f"no {wanted.__name__} came; posted: {self.posted[seen:]}")
+
+    def run(self, effect: DeviceEffect, wanted: type[Wanted]) -> Wanted:
+        """Hand an effect over, let time pass, and return the next input of a kind."""
         seen = len(self.posted)
         self.device.execute(effect)
         return self.next(wanted, after=seen)
@@ -187,21 +203,11 @@ class DrivenDevice:
 
     def complete(self, effect: SubmitJob) -> Completed:
         """Run a job to its end and return its result."""
-        return self.ask(effect, Completed)
+        return self.run(effect, Completed)
 
     def submit(self, effect: SubmitJob) -> int:
         """Submit a job, let no time pass, and return its ticket."""
-        seen = len(self.posted)
-        self.device.execute(effect)
-        if not self.threads:
-            self.settle()
-        with self._changed:
-            assert self._changed.wait_for(
-                lambda: any(isinstance(one, SubmitAccepted) for one in self.posted[seen:]),
-                PATIENCE_S,
-            ), self.posted[seen:]
-            accepted = next(one for one in self.posted[seen:] if isinstance(one, SubmitAccepted))
-        return accepted.ticket
+        return self.ask(effect, SubmitAccepted).ticket
 
 
 def row(

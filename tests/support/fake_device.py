@@ -145,6 +145,7 @@ class FakeDevice:
     on_result: Callable[[SubmitJob, Completed], Input | None] | None = None
     meanwhile: Callable[[Input], None] | None = None
     holding: bool = False
+    virtual: bool = True
     inflight_max: int = 1
     artifact: Callable[[int], ArtifactValidated] = attrs.field(default=lambda m: artifact(m))
     executed: list[DeviceEffect] = attrs.Factory(list)

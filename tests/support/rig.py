@@ -11,6 +11,7 @@ from support.memory_steps import ListJournal
 
 from laneway.engine import Engine, Limits, Request, Result, Sampling, Stream
 from laneway.engine.decide import decide
+from laneway.engine.effects import CloseDevice
 from laneway.engine.inputs import CloseRequested, Input, LoadRequested, UnloadRequested
 from laneway.engine.ports import Step
 from laneway.engine.state import State, fold, freeze, initial_state
@@ -122,6 +123,11 @@ class Rig:
         """Let the device say something."""
         self.device.post(taken)
 
+    def interrupt(self, taken: Input) -> None:
+        """Let the engine take an input now, before those that wait."""
+        self.engine._inbox._queue.appendleft(taken)
+        assert self.act()
+
     def ask(self, make: Callable[[], Input]) -> None:
         """Let a caller say something without waiting for what follows."""
         self.engine._inbox.ask(make)
@@ -194,6 +200,8 @@ class Rig:
         assert self.state.device.state == "closed"
         assert self.device.stopped and self.journal.closed
         assert len(self.device.closes) == 1
+        asked = [effect for effect in self.device.executed if isinstance(effect, CloseDevice)]
+        assert len(asked) == 1, f"D13: a device is closed once, not {len(asked)} times"
         self.ledger.check_all_ended()
         if self.replays:
             check_replay(self.steps, self.state)

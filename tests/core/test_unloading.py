@@ -1,0 +1,124 @@
+"""Unload a model: drain, release, and believe only the memory figures (R10.3, E22, G16)."""
+
+import pytest
+from support.fake_device import FakeDevice
+from support.rig import Rig
+
+from laneway.engine import Limits, ModelError
+from laneway.engine.effects import ReleaseModel
+from laneway.engine.inputs import ModelReleased, ReleaseFailed
+
+
+def test_live_requests_are_finished_first() -> None:
+    rig = Rig()
+    for number in range(11):
+        rig.submit([number + 1, 3], seed=number)
+    rig.run_actions(30)
+    rig.engine.unload("m")
+    released = next(e for e in rig.device.executed if isinstance(e, ReleaseModel))
+    assert rig.device.executed[-1] is released, "nothing is asked of the device afterwards"
+    rig.check_answers()
+    assert rig.engine.models() == () and not rig.engine.ready()
+    assert "no model is ready" in rig.engine.health().reason
+    rig.close()
+
+
+def test_load_and_unload_again_and_again() -> None:
+    rig = Rig()
+    for round_ in range(4):
+        rig.submit([round_ + 1, 3], seed=round_)
+        rig.run()
+        rig.engine.unload("m")
+        rig.engine.load("m", "source")
+    rig.submit([9], seed=9)
+    rig.run()
+    rig.check_answers()
+    model = rig.state.models[5]
+    assert (model.generation, model.lane_first, rig.state.next_buffer) == (5, 33, 21)
+    rig.close()
+
+
+def test_an_unknown_alias_is_an_error() -> None:
+    rig = Rig()
+    with pytest.raises(ModelError, match="no model 'x'"):
+        rig.engine.unload("x")
+    rig.engine.unload("m")
+    with pytest.raises(ModelError, match="no model 'm'"):
+        rig.engine.unload("m")
+    rig.close()
+
+
+@pytest.mark.parametrize(("stays", "lost"), [(0, False), (10, False), (11, True)])
+def test_memory_must_come_back_within_the_tolerance(stays: int, lost: bool) -> None:
+    rig = Rig(limits=Limits(unload_tolerance_bytes=10))
+    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
+        model=effect.model, used_bytes=(stays,), healthy=True
+    )
+    if lost:
+        with pytest.raises(ModelError, match="chip 0 holds 11 bytes, 0 before"):
+            rig.engine.unload("m")
+        assert rig.state.device.state == "lost"
+        assert rig.state.models[1].state == "failed"
+    else:
+        rig.engine.unload("m")
+        assert not rig.state.models and not rig.state.buffers
+    rig.close()
+    assert rig.device.closes == [lost]
+
+
+@pytest.mark.parametrize("used", [(), (0, 0)])
+def test_memory_figures_of_another_shape_do_not_kill_the_engine(used: tuple[int, ...]) -> None:
+    rig = Rig()
+    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
+        model=effect.model, used_bytes=used, healthy=True
+    )
+    try:
+        rig.engine.unload("m")
+    except ModelError as refused:
+        assert "m" in str(refused)
+    rig.close()
+
+
+def test_a_sick_device_after_the_release_is_lost() -> None:
+    rig = Rig()
+    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
+        model=effect.model, used_bytes=(0,), healthy=False
+    )
+    with pytest.raises(ModelError, match="not healthy"):
+        rig.engine.unload("m")
+    assert rig.state.device.state == "lost"
+    rig.close()
+
+
+def test_a_failed_release_is_told_with_its_code() -> None:
+    rig = Rig()
+    rig.device.overrides[ReleaseModel] = lambda effect: ReleaseFailed(
+        model=effect.model, code=0x0802, reason="wedged"
+    )
+    with pytest.raises(ModelError, match="0x0802: wedged"):
+        rig.engine.unload("m")
+    assert rig.state.device.state == "lost" and not rig.engine.ready()
+    rig.close()
+    assert rig.device.closes == [True]
+
+
+def test_a_model_that_is_not_ready_is_not_drained() -> None:
+    rig = Rig(load=False)
+    number = rig.ask_load()
+    rig.ask_unload(number)
+    rig.run()
+    assert rig.state.models[number].state == "ready"
+    rig.ask_unload(number + 7)
+    rig.run()
+    assert rig.steps[-1].events == ()
+    rig.close()
+
+
+def test_close_with_a_model_on_a_lost_device_leaves_it_failed() -> None:
+    rig = Rig(device=FakeDevice())
+    rig.device.submits.append(0x0801)
+    rig.submit([1])
+    rig.run()
+    assert rig.state.models[1].state == "failed"
+    rig.close()
+    assert rig.state.models[1].state == "failed"

@@ -1,0 +1,95 @@
+"""Requests drawn at random, and their answers computed from nothing but the model's folder."""
+
+import functools
+import json
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import attrs
+import numpy as np
+from support.native_board import CONTEXT, LANES, ROOT, VOCAB
+from support.slow_sampler import reference
+
+from laneway.adapters.binding import Library
+from laneway.adapters.calbin import pack
+from laneway.adapters.library import open_library
+from laneway.adapters.simulated import recompute
+from laneway.engine import Result
+from laneway.engine.sampling import Sampling
+
+END_TOKENS = (7, 81, 160, 233, 305, 377, 450, 511)
+GREEDY = Sampling(temperature=0.0, seed=0)
+_SAMPLINGS: tuple[dict[str, float], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_p": 0.95},
+    {"temperature": 0.7, "top_k": 20},
+    {"temperature": 1.3, "top_k": 200, "top_p": 0.5, "min_p": 1e-4},
+    {"temperature": 2.0, "min_p": 0.05},
+)
+
+
+@attrs.frozen(kw_only=True)
+class Ask:
+    """What one client asks for."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    sampling: Sampling
+    ignore_eos: bool = False
+
+
+@attrs.frozen
+class Outcome:
+    """How a request ended, comparable between the engine and anything else."""
+
+    tokens: tuple[int, ...]
+    ending: str
+
+
+def outcomes(results: Iterable[Result]) -> list[Outcome]:
+    """Return tokens and ending of each result."""
+    return [Outcome(result.tokens, result.finish_reason) for result in results]
+
+
+def draw_ask(random: np.random.Generator, *, tokens_max: int = 16) -> Ask:
+    """Draw a prompt, a length and one of several sampling settings."""
+    prompt = random.integers(0, VOCAB, int(random.integers(1, 24)))
+    kind = dict(_SAMPLINGS[random.integers(len(_SAMPLINGS))])
+    top_k = int(kind.pop("top_k", 0))
+    return Ask(
+        prompt=tuple(prompt.tolist()),
+        max_tokens=int(random.integers(1, tokens_max + 1)),
+        sampling=Sampling(**kind, top_k=top_k, seed=int(random.integers(2**63))),
+        ignore_eos=bool(random.integers(4) == 0),
+    )
+
+
+def pack_with_end_tokens(folder: Path) -> Path:
+    """Pack the small mixture of experts, with end tokens so that some answers stop."""
+    source = Path(shutil.copytree(ROOT / "models" / "tiny-moe", folder / "model"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": list(END_TOKENS)}))
+    pack(source, folder / "calbin", batch=(1, 4), context=CONTEXT, lanes=LANES)
+    return folder / "calbin"
+
+
+@functools.cache
+def _library() -> Library:
+    return open_library()
+
+
+@functools.cache
+def answer_alone(calbin: Path, ask: Ask) -> Outcome:
+    """Compute an answer from nothing: every position anew, without KV, engine or board."""
+    sequence = list(ask.prompt)
+    while True:
+        bits, _ = recompute(_library(), str(calbin), sequence, vocabulary=VOCAB)
+        token = reference(bits, ask.sampling, len(sequence))
+        answer = tuple(sequence[len(ask.prompt) :])
+        if token in END_TOKENS and not ask.ignore_eos:
+            return Outcome(answer, "stop")
+        sequence.append(token)
+        if len(answer) + 1 == ask.max_tokens:
+            return Outcome((*answer, token), "length")
