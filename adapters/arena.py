@@ -5,7 +5,7 @@ is held for the arena's life, and while an export exists Python itself refuses t
 the mapping. Memory of a job that never became quiescent may still be written by the device; it goes
 to the graveyard, which keeps the mapping until the process ends (E9, D12).
 
-Source: device-abi 4.3, E1, E4, E9.
+Source: npurt.h (ownership of memory), E1, E4, E9.
 """
 
 import ctypes

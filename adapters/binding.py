@@ -5,7 +5,7 @@ anything else is asked of it, it says its version and the size of every struct; 
 AbiMismatchError that names the struct, never a crash later. ``call`` raises for any status but OK;
 ``attempt`` returns the status for the few callers to whom a refusal is an answer.
 
-Source: device-abi 4.9, 4.10 (ctypes notes), R1.1.
+Source: native/npurt.h, R1.1.
 """
 
 import ctypes

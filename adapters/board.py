@@ -3,7 +3,7 @@
 Keys: ``index`` (which device of the library), ``chips`` (mask, 0 for all present), ``exclusive``
 (0 or 1) and ``config`` (a file with the library's own lines of ``key = value``).
 
-Source: interfaces (Devices by URL), packaging A5.
+Source: R1.1.
 """
 
 from pathlib import Path

@@ -1,7 +1,7 @@
 """A buffer: input and output runtime objects of one submodel over one arena of its own (E1).
 
 Every tensor lies page-aligned in the arena, inputs first; the map is made once when the buffer is
-created and the addresses never change (device-abi 4.3). Before a submit the input is filled; after
+created and the addresses never change. Before a submit the input is filled; after
 acceptance nobody here touches the arena until the result is valid, and nobody fills it again until
 the ticket is retired and everything is restored and wiped (E3, E4).
 """

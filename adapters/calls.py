@@ -4,7 +4,7 @@ Most calls may overlap. Configure, release and close may not (class X of the ABI
 no other thread is inside and keep others out meanwhile. A wait that does not end within its bound
 is reported instead of made longer, so that a wedged device cannot hold its own closing up (D13).
 
-Source: device-abi 4.10 (thread safety), E10, E23.
+Source: npurt.h (thread safety), E10, E23.
 """
 
 import ctypes

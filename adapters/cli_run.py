@@ -77,7 +77,7 @@ def run(
     alias = folder.resolve().name
     requests = [
         _usable(
-            lambda prompt=prompt: Request(  # type: ignore[misc]
+            lambda prompt=prompt: Request(
                 model=alias,
                 prompt=prompt,
                 max_tokens=max_tokens,

@@ -4,7 +4,7 @@ The simulator has a clock of its own, which may be stepped or scaled; other back
 machine's monotonic clock. A clock that never falls is owed also after the device is closed: then
 the last instant is kept, moving on with the machine's clock where the device's time ran by itself.
 
-Source: architecture decision 8, npurt_clock_now.
+Source: decision 8, npurt_clock_now.
 """
 
 import ctypes

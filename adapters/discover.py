@@ -4,7 +4,7 @@ Each entry point is loaded by itself and only when it is asked for, so a broken 
 is listed with its error and the others work. The built-in names resolve also where the package was
 not installed and so has no entry points.
 
-Source: packaging A6.
+Source: R1.1.
 """
 
 from collections.abc import Callable, Iterable

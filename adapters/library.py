@@ -1,6 +1,5 @@
 """Find the npurt library to open: what the caller names, then the environment, then our own.
 
-Source: packaging A5.
 """
 
 import importlib.resources

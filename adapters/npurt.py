@@ -5,7 +5,7 @@ what the library says of its own (sizes at load). The layouts are written out on
 being read from the header, so that a library without its header can be opened and a change on
 either side is found.
 
-Source: device-abi 4.9; native/npurt.h is the definition.
+Source: native/npurt.h, which is the definition.
 """
 
 import ctypes as c

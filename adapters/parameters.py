@@ -15,7 +15,7 @@ tpep    half of the experts each, everything else as tp2                 half th
 Odd counts: the larger half is on chip 0. A tied head under pp2 needs the embedding on both stages,
 so it is there twice.
 
-Source: device-abi 8.5, R11.3.
+Source: specs/calbin.md, R11.3.
 """
 
 import math

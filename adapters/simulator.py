@@ -4,7 +4,7 @@ The library is found as adapters/library.py says; the URL's keys become the boar
 ``clock=real`` (default) runs by itself, ``manual`` and ``virtual`` stand still until stepped:
 ``manual`` by a test, ``virtual`` by an engine without threads, as fast as the machine allows.
 
-Source: interfaces (Devices by URL), native/npurt_sim.h.
+Source: native/npurt_sim.h.
 """
 
 from pathlib import Path

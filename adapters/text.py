@@ -7,7 +7,7 @@ position may be pushed again: with the same token, which changes nothing, or, if
 corrupt, with another one, which replaces it and what followed, as long as it was not taken. No
 position may be left out.
 
-Source: architecture decisions 12 and 14, serving rules of stop strings.
+Source: decisions 12 and 14.
 """
 
 import threading

@@ -9,7 +9,7 @@ buffer are what there is.
 
 The device is driven with the same effects as by the engine, stepped by hand.
 
-Source: interfaces (model verify), E25, R10.2.
+Source: E25, R10.2.
 """
 
 from collections.abc import Callable, Iterator, Sequence

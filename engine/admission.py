@@ -1,6 +1,6 @@
 """Admit a request or refuse it at once, with the reason and what to do about it.
 
-(R7.2, R14.1, serving.md chapter 3).
+(R7.2, R14.1).
 
 Nothing here waits or spins. What can never fit is refused with need and limit; what could fit later
 is refused with a time to come back when the queue is full; everything else is queued, first come

@@ -105,6 +105,10 @@ def _judge_trial(draft: Draft, job: JobState, row: JobRow, result: RowResult) ->
             draft, model, f"golden {row.owner} at position {row.to_tokens - 1}: {result.verdict}"
         )
         return
+    lane = draft.state.lanes[row.lane]
+    if lane.state != "ready" or lane.length_tokens != row.to_tokens:
+        fail_load(draft, model, f"the KV of trial {row.owner} is in doubt")
+        return
     trial = model.facts.trials[row.owner]
     if row.to_tokens == len(trial.prompt) + len(trial.forced):
         evict_if_idle(draft, row.lane)

@@ -1,7 +1,7 @@
 """The closed set of everything the engine can ask of the world.
 
 Effects are carried out after the step that decided them is durable, in the order decided. What the
-device is asked carries job, epoch and generation, and answers quote them (architecture rule 6).
+device is asked carries job, epoch and generation, and answers quote them.
 Every device effect has exactly one answer, an input; the two client effects (Deliver, Conclude)
 have none.
 """

@@ -1,4 +1,4 @@
-"""The one way in: inputs in order of arrival, from any thread (architecture rule 1).
+"""The one way in: inputs in order of arrival, from any thread.
 
 Inputs of callers are bounded and refused with an error when the inbox is full; the overflow itself
 becomes an input, so that the journal knows. Answers of the device are never refused: there are at
@@ -33,8 +33,8 @@ class Inbox:
                 self._queue.append(taken)
                 self._arrived.notify()
 
-    def ask(self, make: Callable[[], Input]) -> None:
-        """Add an input of a caller.
+    def ask(self, make: Callable[[], Input], *, urgent: bool = False) -> None:
+        """Add an input of a caller; an urgent one (it ends something) always fits.
 
         ``make`` runs under the lock, so numbers it gives rise in inbox order.
 
@@ -43,7 +43,7 @@ class Inbox:
         with self._arrived:
             if self._closed is not None:
                 raise EngineClosedError("the engine has ended: make a new one") from self._closed
-            if len(self._queue) >= self._bound:
+            if not urgent and len(self._queue) >= self._bound:
                 self._overflowed += 1
                 raise RequestRejectedError(
                     f"the inbox holds {self._bound} inputs: come back later",

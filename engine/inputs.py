@@ -5,7 +5,7 @@ tuples and the frozen values below; logits and text never travel in them. Field 
 journal's wire order (journal/codec.py, version per kind): a field is added at the end with a new
 version, never moved.
 
-Numbers are the engine's own (architecture decision 9): model, request, job, buffer and lane are
+Numbers are the engine's own (decision 9): model, request, job, buffer and lane are
 numbered over the whole journal; ``ticket``, ``device_epoch`` and ``device_generation`` are the
 device's words for them.
 """

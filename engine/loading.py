@@ -108,8 +108,23 @@ def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
     lanes_min = state.limits.inflight_jobs_max * batch_max
     if taken.lane_count < lanes_min:
         return f"it has {taken.lane_count} lanes, in-flight x batch needs {lanes_min}"
+    return _refuse_trials(taken)
+
+
+def _refuse_trials(taken: ArtifactValidated) -> str:
+    """Return why the golden and warm-up trials cannot run on the artifact they came with, or ""."""
     if not taken.trials:
         return "it has nothing to run before it serves (golden, warm-up): pack it again"
+    prefill_max = max(s.tokens_max for s in taken.submodels if s.task == "prefill")
+    for index, trial in enumerate(taken.trials):
+        tokens = (*trial.prompt, *trial.forced)
+        if not 0 < len(trial.prompt) <= prefill_max or len(tokens) > taken.context_tokens:
+            return (
+                f"trial {index} has {len(trial.prompt)} + {len(trial.forced)} tokens; a prefill"
+                f" takes {prefill_max}, a lane {taken.context_tokens}: pack it again"
+            )
+        if not all(0 <= token < taken.vocabulary for token in tokens):
+            return f"trial {index} has tokens outside 0..{taken.vocabulary - 1}: pack it again"
     return ""
 
 

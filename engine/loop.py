@@ -1,4 +1,4 @@
-"""The engine: take, decide, record, evolve, act (architecture chapter 4).
+"""The engine: take, decide, record, evolve, act.
 
 Theory of operation. One inbox, one thread that changes state. Inputs that wait together are decided
 one after the other, made durable in one transaction, and only then seen by anybody: effects,
@@ -50,6 +50,7 @@ from laneway.engine.state import State, fold, initial_state
 from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
 from laneway.engine.timing import next_wake_ns
+from laneway.engine.wanted import is_wanted
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
@@ -63,7 +64,7 @@ class Engine:
     journal from here on and closes both.
 
     Raises: JournalError when the journal is damaged or holds requests without an ending;
-    DeviceError. Source: R5.1, E30, interfaces (Python).
+    DeviceError. Source: R5.1, E30.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Engine:
         self._subscriptions: list[Subscription] = []
         self._next_request = self._state.next_request
         self._next_model = self._state.next_model
+        self._durable_step = self._state.step
         self._failure: BaseException | None = None
         self._ended = False
         started = EngineStarted(
@@ -130,6 +132,9 @@ class Engine:
         if self._outbox:
             self._guarded(lambda: self._act(self._outbox.popleft()))
             return True
+        if self._ended:
+            self._finish(EngineClosedError("the engine was closed"))
+            return False
         return self._device.step()
 
     def run_until_idle(self) -> None:
@@ -163,6 +168,7 @@ class Engine:
                     self._guarded(lambda: self._act(self._outbox.popleft()))
             except Exception:
                 return  # logged and told to everybody by _guarded
+        self._finish(EngineClosedError("the engine was closed"))
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do a piece of engine work; a failure of it stops the engine, which everybody is told."""
@@ -191,6 +197,7 @@ class Engine:
                 )
                 effects.extend(decision.effects)
             self._journal.append(steps)
+            self._durable_step = self._state.step
             self._outbox.extend(effects)
             for step in steps:
                 self._show(step)
@@ -235,7 +242,7 @@ class Engine:
             self._deliver(effect)
         elif isinstance(effect, Conclude):
             self._conclude(effect)
-        else:
+        elif is_wanted(self._state, effect):
             self._device.execute(effect)
 
     def _deliver(self, effect: Deliver) -> None:
@@ -351,7 +358,7 @@ class Engine:
         """Ask for a request's end; idempotent, also for requests that have ended."""
         if self._ended:
             return
-        self._inbox.ask(lambda: CancelRequested(request=request))
+        self._inbox.ask(lambda: CancelRequested(request=request), urgent=True)
 
     # ------------------------------------------------------------------ models
 
@@ -369,7 +376,7 @@ class Engine:
 
         self._check_failure()
         self._inbox.ask(number)
-        self._wait_for(lambda: made[0] in self._failures or self._is_ready(made[0]))
+        self._wait_for(lambda: self._has_failed(made[0]) or self._is_ready(made[0]))
         if made[0] in self._failures:
             raise ModelError(f"model {alias!r} was not loaded: {self._failures[made[0]]}")
         return made[0]
@@ -382,7 +389,7 @@ class Engine:
         number = self.model_number(alias)
         if number is None:
             raise ModelError(f"no model {alias!r} is served")
-        self._inbox.ask(lambda: UnloadRequested(model=number))
+        self._inbox.ask(lambda: UnloadRequested(model=number), urgent=True)
         self._wait_for(lambda: number not in self._state.models or number in self._failures)
         if number in self._failures:
             raise ModelError(f"model {alias!r} was not unloaded: {self._failures[number]}")
@@ -391,6 +398,11 @@ class Engine:
         """Return the number of the model that serves an alias, or None."""
         with self._visible:
             return self._state.aliases.get(alias)
+
+    def _has_failed(self, number: int) -> bool:
+        """Return whether a load failed and what it took was given back, or never will be."""
+        model = self._state.models.get(number)
+        return number in self._failures and (model is None or not model.releasing)
 
     def _is_ready(self, number: int) -> bool:
         model = self._state.models.get(number)
@@ -409,6 +421,8 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """Return an immutable picture of the state after the last durable step."""
         with self._visible:
+            if self._failure is not None:
+                return take_snapshot(_fold_journal(self._journal)[0])
             return take_snapshot(self._state)
 
     def subscribe(self, *, steps_max: int = 4096) -> Subscription:
@@ -426,7 +440,8 @@ class Engine:
         """Return liveness and readiness with the reason (E29)."""
         with self._visible:
             alive = self._failure is None and not self._ended
-            return take_snapshot(self._state).health(alive=alive, failure=self._failure)
+            picture = take_snapshot(self._state)
+            return picture.health(alive=alive, failure=self._failure, step=self._durable_step)
 
     # ------------------------------------------------------------------ the end
 
@@ -437,19 +452,28 @@ class Engine:
         cancelled. What the device has in flight is always waited for, and a hang is bounded by the
         hang rule (E16).
         """
+        try:
+            self._close_engine(drain=drain, timeout_s=timeout_s)
+        finally:
+            self._inbox.close()
+            if self._thread is not None:
+                self._thread.join()
+                self._thread = None
+            try:
+                self._device.stop()
+            finally:
+                self._journal.close()
+
+    def _close_engine(self, *, drain: bool, timeout_s: float | None) -> None:
         if self._failure is None and not self._ended:
-            self._inbox.ask(lambda: CloseRequested(drain=drain))
+            self._inbox.ask(lambda: CloseRequested(drain=drain), urgent=True)
             if not self._wait_for(lambda: self._ended, timeout_s=timeout_s if drain else None):
-                self._inbox.ask(lambda: CloseRequested(drain=False))
+                self._inbox.ask(lambda: CloseRequested(drain=False), urgent=True)
                 self._wait_for(lambda: self._ended)
-        self._inbox.close()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        while self._outbox and self._failure is None:
-            self._act(self._outbox.popleft())
-        self._device.stop()
-        self._journal.close()
+        while not self._threads and self._failure is None and self._outbox:
+            self._guarded(lambda: self._act(self._outbox.popleft()))
+        if not self._threads and self._failure is None:
+            self._finish(EngineClosedError("the engine was closed"))
 
     def __enter__(self) -> Self:
         """Return the running engine."""
@@ -502,10 +526,18 @@ class Engine:
             self._ended = True
             self._outbox.clear()
             self._visible.notify_all()
-        self._inbox.close(failure)
+        self._finish(failure)
+
+    def _finish(self, cause: BaseException) -> None:
+        """Let everybody who still waits for something know that nothing follows; idempotent."""
+        self._inbox.close(cause)
         for stream in list(self._streams.values()):
-            stream.break_off(failure)
+            stream.break_off(cause)
         self._streams.clear()
+        with self._visible:
+            for subscription in self._subscriptions:
+                subscription.end()
+            self._subscriptions.clear()
 
 
 def _with_seed(sampling: Sampling, seed: int) -> Sampling:
@@ -520,17 +552,7 @@ def _with_seed(sampling: Sampling, seed: int) -> Sampling:
 
 def _open_journal(journal: JournalPort, wall_ns: int) -> tuple[State, int]:
     """Fold what the journal has; return the state and the engine time now (decision 9)."""
-    state = initial_state()
-    anchor_wall_ns = 0
-    anchor_ns = 0
-    for step in journal.read():
-        try:
-            fold(state, step)
-        except InternalError as damage:
-            raise JournalFormatError(f"step {step.step} does not follow: {damage}") from damage
-        if isinstance(step.taken, EngineStarted):
-            anchor_wall_ns = step.taken.wall_clock_ns
-            anchor_ns = step.at_ns
+    state, anchor = _fold_journal(journal)
     if state.requests:
         numbers = ", ".join(f"request/{number}" for number in sorted(state.requests)[:5])
         raise JournalError(
@@ -539,8 +561,29 @@ def _open_journal(journal: JournalPort, wall_ns: int) -> tuple[State, int]:
         )
     if state.step == 0:
         return state, 0
+    assert anchor is not None
+    anchor_wall_ns, anchor_ns = anchor
     last_wall_ns = anchor_wall_ns + state.now_ns - anchor_ns
     return state, state.now_ns + max(0, wall_ns - last_wall_ns)
+
+
+def _fold_journal(journal: JournalPort) -> tuple[State, tuple[int, int] | None]:
+    """Fold every step; return the state, and wall clock and engine time of the last start.
+
+    Raises: JournalFormatError when a step does not follow, or the first is not a start.
+    """
+    state = initial_state()
+    anchor: tuple[int, int] | None = None
+    for step in journal.read():
+        try:
+            fold(state, step)
+        except InternalError as damage:
+            raise JournalFormatError(f"step {step.step} does not follow: {damage}") from damage
+        if isinstance(step.taken, EngineStarted):
+            anchor = step.taken.wall_clock_ns, step.at_ns
+        elif anchor is None:
+            raise JournalFormatError(f"step {step.step} comes before any start of an engine")
+    return state, anchor
 
 
 def _code_version() -> str:

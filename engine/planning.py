@@ -96,15 +96,15 @@ def _choose_request(state: State, model: ModelState) -> Plan | None:
 
 
 def _choose_prefill(state: State, model: ModelState) -> Plan | None:
-    buffer = free_buffer(state, model, "prefill")
-    if buffer is None:
-        return None
     request = queue_head(state, state.prefill_again, is_prefilling)
     lane = request.lane if request is not None else None
     if request is None:
         lane = empty_lane(state, model)
         request = queue_head(state, state.waiting, is_waiting) if lane is not None else None
     if request is None or lane is None:
+        return None
+    buffer = free_buffer(state, model, "prefill", tokens=len(request.prompt))
+    if buffer is None:
         return None
     row = PlanRow(
         lane=lane,
@@ -118,7 +118,7 @@ def _choose_prefill(state: State, model: ModelState) -> Plan | None:
 
 
 def _choose_decode(state: State, model: ModelState) -> Plan | None:
-    buffer = free_buffer(state, model, "decode")
+    buffer = free_buffer(state, model, "decode", tokens=1)
     request = queue_head(state, state.decode_ready, is_decoding)
     if buffer is None or request is None or request.lane is None:
         return None
@@ -146,7 +146,7 @@ def _choose_trial(state: State, model: ModelState) -> Plan | None:
     decoded = progress.done_tokens - len(trial.prompt)
     task = "prefill" if progress.done_tokens == 0 else "decode"
     tokens = trial.prompt if task == "prefill" else trial.forced[decoded : decoded + 1]
-    buffer = free_buffer(state, model, task)
+    buffer = free_buffer(state, model, task, tokens=len(tokens))
     lane = progress.lane if progress.lane is not None else empty_lane(state, model)
     if buffer is None or lane is None:
         return None
@@ -165,12 +165,21 @@ def _plan(model: ModelState, task: str, origin: str, buffer: BufferState, row: P
     return Plan(task=task, origin=origin, model=model.number, buffer=buffer.number, rows=(row,))
 
 
-def free_buffer(state: State, model: ModelState, task: str) -> BufferState | None:
-    """Return a free buffer of this epoch, generation and task (E2, G3), or None."""
+def free_buffer(state: State, model: ModelState, task: str, *, tokens: int) -> BufferState | None:
+    """Return a free buffer of this epoch, generation and task that takes so many tokens, or None.
+
+    Source: E2, G3.
+    """
+    assert model.facts is not None
+    fitting = {
+        submodel.name
+        for submodel in model.facts.submodels
+        if submodel.task == task and submodel.tokens_max >= tokens
+    }
     for buffer in state.buffers.values():
         if (
             buffer.state == "free"
-            and buffer.task == task
+            and buffer.submodel in fitting
             and buffer.model == model.number
             and buffer.generation == model.generation
             and buffer.epoch == state.device.epoch

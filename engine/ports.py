@@ -25,7 +25,7 @@ class Step:
 
 
 class TextPort(Protocol):
-    """Tokens from text and text from tokens for one artifact (architecture decision 12).
+    """Tokens from text and text from tokens for one artifact (decision 12).
 
     Thread-safe.
     """
@@ -117,7 +117,7 @@ class DevicePort(Protocol):
 
 
 class JournalPort(Protocol):
-    """What remembers: append-only steps, one transaction per call (architecture chapter 6)."""
+    """What remembers: append-only steps, one transaction per call."""
 
     @property
     def tokens(self) -> str:

@@ -24,7 +24,7 @@ class Request:
     ``deadline_s`` counts from the submit. ``client_id`` is echoed and never used as a key.
 
     Raises: TypeError or ValueError naming the field, when it is made.
-    Source: interfaces (Python), serving.md chapters 3 and 5.
+    Source: R7.2.
     """
 
     model: str

@@ -1,6 +1,6 @@
 """What a client may ask of the sampler.
 
-Ranges as public LLM servers know them (serving.md chapter 5).
+Ranges as public LLM servers know them.
 """
 
 import math
@@ -21,7 +21,7 @@ class Sampling:
     alone, so lane, batch, neighbours and restarts do not change it.
 
     Raises: ValueError (out of range) or TypeError (not a number), naming the parameter.
-    Source: architecture decision 6, interfaces (Python).
+    Source: decision 6.
     """
 
     temperature: float = 1.0

@@ -66,8 +66,8 @@ class Snapshot:
     buffers: tuple[tuple[str, int], ...]
     jobs: tuple[tuple[str, int], ...]
 
-    def health(self, *, alive: bool, failure: BaseException | None) -> Health:
-        """Return liveness and readiness as of this step (E29)."""
+    def health(self, *, alive: bool, failure: BaseException | None, step: int) -> Health:
+        """Return liveness and readiness (E29); ``step`` is the last durable one."""
         reason = self.reason
         serving = any(model.state == "ready" for model in self.models)
         usable = self.device in ("serving", "degraded") and not self.closing
@@ -81,7 +81,7 @@ class Snapshot:
             live=alive,
             ready=alive and usable and serving,
             device=self.device,
-            step=self.step,
+            step=step,
             reason=reason,
         )
 

@@ -38,9 +38,6 @@ from laneway.statemachines import MACHINES, Event, entity_name
 DEVICE = 0
 """The engine drives one device; its entity is ``device/0``."""
 
-CAPACITY_CLASS = 0x03
-"""Class of the ABI codes that mean: not now, nothing is wrong (queue full, device owned)."""
-
 
 @attrs.define
 class RequestState:
@@ -61,6 +58,7 @@ class RequestState:
     lane: int | None = None
     job: int | None = None
     refusals: int = 0
+    kv_refusals: int = 0
 
 
 @attrs.frozen
@@ -140,6 +138,8 @@ class TrialProgress:
     done_tokens: int = 0
     lane: int | None = None
     job: int | None = None
+    refusals: int = 0
+    kv_refusals: int = 0
 
 
 @attrs.define
@@ -239,7 +239,12 @@ def _freeze(value: Any) -> Hashable:
 
 
 def fold(state: State, step: Step) -> None:
-    """Apply one recorded step without deciding it again."""
+    """Apply one recorded step without deciding it again.
+
+    Raises: InternalError when the step is not the next one, or does not follow.
+    """
+    if step.step != state.step + 1:
+        raise InternalError(f"step {step.step} stands where step {state.step + 1} should")
     begin_step(state, step.taken, step.at_ns)
     for event in step.events:
         evolve(state, event, step.taken)
@@ -423,7 +428,7 @@ def _evolve_job(state: State, event: Event, taken: Input) -> None:
             state.device.refusals_in_a_row = 0
             state.device.backoff_tries = 0
         elif event.trigger == "refuse":
-            _count_refusal(state, event.data["code"])
+            _count_refusal(state, event.data["cause"])
         if event.dest in MACHINES["job"].final:
             del state.jobs[number]
             _leave_job(state, job, event, taken)
@@ -457,9 +462,10 @@ def _plan(state: State, number: int, event: Event) -> None:
         state.models[job.model].trial.job = number
 
 
-def _count_refusal(state: State, code: int) -> None:
+def _count_refusal(state: State, cause: str) -> None:
+    """Count refusals of submits in a row; back off from what may pass by itself."""
     device = state.device
-    if code >> 8 != CAPACITY_CLASS:
+    if cause == "submit":
         device.refusals_in_a_row += 1
         return
     limits = state.limits
@@ -475,6 +481,9 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
         trial.job = None
         if event.trigger == "complete":
             trial.done_tokens = job.rows[0].to_tokens
+            trial.refusals = trial.kv_refusals = 0
+        elif event.trigger == "refuse":
+            _count_retry(trial, event.data["cause"])
         return
     results: tuple[RowResult | None, ...] = (None,) * len(job.rows)
     if event.trigger == "complete":
@@ -486,16 +495,25 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
             continue
         request.job = None
         if result is None:
-            request.refusals += 1
+            if event.trigger == "refuse":
+                _count_retry(request, event.data["cause"])
             queue = state.prefill_again if job.task == "prefill" else state.decode_ready
             queue.appendleft(request.number)
             continue
-        request.refusals = 0
+        request.refusals = request.kv_refusals = 0
         if result.fault or is_end_token(state, request, result.token):
             continue
         request.tokens.append(result.token)
         if request.state == "decoding":
             state.decode_ready.append(request.number)
+
+
+def _count_retry(owner: RequestState | TrialProgress, cause: str) -> None:
+    """Use up a retry of whoever owns a refused job; a busy device costs none."""
+    if cause == "submit":
+        owner.refusals += 1
+    elif cause == "kv":
+        owner.kv_refusals += 1
 
 
 # ---------------------------------------------------------------------------- buffer, lane

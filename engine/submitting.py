@@ -17,9 +17,11 @@ from laneway.engine.inputs import (
     SubmitDoubtful,
     SubmitRefused,
 )
+from laneway.engine.loading import fail_load
 from laneway.engine.reserving import evict_if_idle, rollback, suspect
-from laneway.engine.state import CAPACITY_CLASS, JobState
+from laneway.engine.state import JobState, LaneState, RequestState, TrialProgress
 
+CAPACITY_CLASS = 0x03
 CALLER_CLASS = 0x01
 JOB_CLASS = 0x06
 UNKNOWN_LANES_MAX_SHARE = 0.25
@@ -63,60 +65,106 @@ def refuse(draft: Draft, taken: SubmitRefused) -> None:
     if job is None or job.state != "planned":
         return
     rollback(draft, job, applied=True)
-    _drop_job(draft, job, taken.code)
+    kind = taken.code >> 8
+    busy = kind == CAPACITY_CLASS
+    _drop_job(draft, job, taken.code, cause="busy" if busy else "submit")
     device = draft.state.device
     limits = draft.state.limits
-    kind = taken.code >> 8
-    if kind == CAPACITY_CLASS:
-        if device.backoff_tries > limits.backoff_tries_max:
-            _fail_owners(draft, job, "device_busy", taken.reason, http_status=503)
+    if busy and device.backoff_tries > limits.backoff_tries_max:
+        _fail_owners(draft, job, "device_busy", taken.reason, http_status=503)
     elif kind == CALLER_CLASS:
         _fail_owners(draft, job, "device_refused", taken.reason)
     elif kind == JOB_CLASS:
-        _fail_owners(draft, job, "device_refused", taken.reason, after=limits.submit_retries_max)
+        _fail_spent_owners(draft, job, "device_refused", taken.reason)
         if device.refusals_in_a_row >= limits.submit_refusals_in_a_row_max:
             lose_device(draft, f"{device.refusals_in_a_row} refusals in a row: {taken.reason}")
-    else:
+    elif not busy:
         lose_device(draft, taken.reason)
 
 
 def refuse_kv(draft: Draft, taken: KvApplyFailed) -> None:
-    """Answer a KV list that was not applied, without loop or abort (R2.3, R7.7; rows 19 and 20)."""
+    """Answer a KV list that was not applied, without loop or abort (R2.3, R7.7; rows 19, 20)."""
     state = draft.state
     job = state.jobs.get(taken.job) if taken.job is not None else None
-    doubtful = taken.unknown or taken.operation in ("COMMIT", "RELEASE")
     if job is not None and job.state == "planned":
         rollback(draft, job, applied=False)
-        _drop_job(draft, job, taken.code)
-        _fail_owners(draft, job, "kv_apply", taken.reason, after=state.limits.kv_retries_max)
-    if not doubtful or taken.lane not in state.lanes:
-        return
-    lane = state.lanes[taken.lane]
-    if lane.state == "reserved":
-        return  # bound anew; the list of its own job will fail and be answered above
+        _drop_job(draft, job, taken.code, cause="kv")
+        _fail_spent_owners(draft, job, "kv_apply", taken.reason)
+    lane = state.lanes.get(taken.lane)
+    doubtful = taken.unknown or taken.operation in ("COMMIT", "RELEASE")
+    if doubtful and lane is not None and lane.state != "reserved":
+        _doubt_lane(draft, lane, taken.reason)
+
+
+def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
+    """Take a lane out of use whose device side is not as decided, and end what it held (row 20).
+
+    A lane that is reserved is not touched here: it was bound anew, and the list of its own job
+    fails too.
+    """
+    state = draft.state
+    model = state.models[lane.model]
     owner = state.requests.get(lane.owner or 0) if lane.origin == "request" else None
-    suspect(draft, [taken.lane], reason=taken.reason)
+    suspect(draft, [lane.number], reason=reason)
+    if model.state == "warming" and model.trial.lane == lane.number:
+        fail_load(draft, model, f"the KV of a trial is in doubt: {reason}")
+        return
     if owner is not None:
-        fail(draft, owner, "kv_unknown", f"its KV is in doubt: {taken.reason}")
+        fail(draft, owner, "kv_unknown", f"its KV is in doubt: {reason}")
     of_model = [other for other in state.lanes.values() if other.model == lane.model]
     unknown = sum(other.state == "unknown" for other in of_model)
     if unknown > UNKNOWN_LANES_MAX_SHARE * len(of_model):
-        lose_device(draft, f"KV of {unknown} of {len(of_model)} lanes is in doubt: {taken.reason}")
+        lose_device(draft, f"KV of {unknown} of {len(of_model)} lanes is in doubt: {reason}")
 
 
-def _drop_job(draft: Draft, job: JobState, code: int) -> None:
+def _drop_job(draft: Draft, job: JobState, code: int, *, cause: str) -> None:
+    data = {"code": code, "cause": cause}
     draft.emit("buffer", job.buffer, "refuse", generation=job.generation)
-    draft.emit("job", job.number, "refuse", generation=job.generation, data={"code": code})
+    draft.emit("job", job.number, "refuse", generation=job.generation, data=data)
+    for row in job.rows:
+        if job.origin == "request" and row.owner not in draft.state.requests:
+            evict_if_idle(draft, row.lane)
+
+
+def _fail_spent_owners(draft: Draft, job: JobState, kind: str, reason: str) -> None:
+    """End those owners of a refused job whose retries are spent."""
+    if job.origin != "request":
+        if _is_spent(draft, draft.state.models[job.model].trial):
+            _fail_owners(draft, job, kind, reason)
+        return
+    for request in _owners(draft, job):
+        if _is_spent(draft, request):
+            _fail_refused(draft, job, request, kind, reason, http_status=500)
+
+
+def _is_spent(draft: Draft, owner: RequestState | TrialProgress) -> bool:
+    limits = draft.state.limits
+    return owner.refusals > limits.submit_retries_max or owner.kv_refusals > limits.kv_retries_max
+
+
+def _owners(draft: Draft, job: JobState) -> list[RequestState]:
+    """Return the live requests of a job."""
+    if job.origin != "request":
+        return []
+    requests = draft.state.requests
+    return [requests[row.owner] for row in job.rows if row.owner in requests]
 
 
 def _fail_owners(
-    draft: Draft, job: JobState, kind: str, reason: str, *, after: int = 0, http_status: int = 500
+    draft: Draft, job: JobState, kind: str, reason: str, *, http_status: int = 500
 ) -> None:
-    """End owners of a refused job whose retries are spent; give back lanes of ended ones."""
-    for row in job.rows:
-        request = draft.state.requests.get(row.owner) if job.origin == "request" else None
-        if request is not None and request.refusals > after:
-            message = f"job/{job.number} was refused ({request.refusals} times): {reason}"
-            fail(draft, request, kind, message, http_status=http_status)
-        elif request is None and job.origin == "request":
-            evict_if_idle(draft, row.lane)
+    """End what a refused job was for: its requests, or the load that ran a trial."""
+    model = draft.state.models[job.model]
+    if job.origin != "request":
+        if model.state == "warming":
+            fail_load(draft, model, f"a trial was refused: {reason}")
+        return
+    for request in _owners(draft, job):
+        _fail_refused(draft, job, request, kind, reason, http_status=http_status)
+
+
+def _fail_refused(
+    draft: Draft, job: JobState, request: RequestState, kind: str, reason: str, *, http_status: int
+) -> None:
+    message = f"job/{job.number} was refused for good: {reason}"
+    fail(draft, request, kind, message, http_status=http_status)

@@ -41,6 +41,10 @@ class Subscription:
     def close(self) -> None:
         """End the subscription; idempotent."""
         if self._open:
-            self._open = False
             self._forget(self)
-            self._steps.put(None)
+            self.end()
+
+    def end(self) -> None:
+        """Let the observer see that no step follows (engine thread)."""
+        self._open = False
+        self._steps.put(None)

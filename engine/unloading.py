@@ -60,9 +60,11 @@ def _still_held(state: State, model: ModelState, taken: ModelReleased) -> str:
     if not taken.healthy:
         return "the device is not healthy after the release"
     tolerance = state.limits.unload_tolerance_bytes
-    before = model.used_bytes_before or (0,) * len(taken.used_bytes)
-    for chip, (was, now) in enumerate(zip(before, taken.used_bytes, strict=True)):
-        if model.used_bytes_before and now > was + tolerance:
+    before = model.used_bytes_before
+    if before and len(before) != len(taken.used_bytes):
+        return f"it tells of {len(taken.used_bytes)} chips, {len(before)} before the load"
+    for chip, (was, now) in enumerate(zip(before, taken.used_bytes, strict=False)):
+        if now > was + tolerance:
             return f"chip {chip} holds {now} bytes, {was} before the load"
     return ""
 

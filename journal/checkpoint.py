@@ -1,4 +1,4 @@
-"""Move the write-ahead log into the database, off the engine's thread (architecture decision 17).
+"""Move the write-ahead log into the database, off the engine's thread (decision 17).
 
 Theory of operation. Appending only lengthens the log. A checkpoint copies it into the database and
 waits for the disk, so it runs on a thread and a connection of its own: passively, whenever the log

@@ -13,7 +13,7 @@ field or a wrong type is a JournalFormatError. What is written is read back once
 stored, so that a value of the wrong type stops the engine at the step that made it, and not the
 reader a week later. Arrays inside ``data`` come back as tuples.
 
-With ``tokens="digest"`` (architecture decision 5) a journal holds no text of a client and no tokens
+With ``tokens="digest"`` (decision 5) a journal holds no text of a client and no tokens
 of a request: a prompt is ``{"count", "sha256"}`` (of its ids as little-endian signed 64-bit
 integers), stop strings are ``{"count"}``, a client's own id and a sampled token are null. Sampled
 tokens are not digested: the hash of one token is undone by trying the vocabulary. Reading gives as

@@ -1,4 +1,4 @@
-"""Keep a second engine off a journal, and readers on it (architecture decision 17).
+"""Keep a second engine off a journal, and readers on it (decision 17).
 
 An owner holds an advisory lock (flock) on a small file beside the journal, ``NAME.lock``, which
 also says its process id. The kernel drops the lock when the process dies, however it dies; a file

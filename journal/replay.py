@@ -126,7 +126,7 @@ def verify(journal: ReadableJournal, *, code: Code = TODAY) -> VerifyReport:
 
     A bad journal is an answer, not an exception.
 
-    Source: R18.5, architecture chapter 4 row 7.
+    Source: R18.5.
     """
     counts = _Counts()
     asked = "fold" if journal.tokens == "digest" else "decide"

@@ -5,7 +5,7 @@ One submission to the device, decided, handed over, and accounted for exactly on
 Four facts about a job are separate and never inferred from each other (D2): terminal (this
 machine's final states), quiescent, output valid and KV effect (data of the terminal input). The
 decision names a job by the engine's own number; the device's ticket arrives with the answer
-(architecture decision 10). A terminal state is written once; an answer that comes later is
+(decision 10). A terminal state is written once; an answer that comes later is
 accounted as stale and changes nothing (I5).
 """
 

@@ -1,6 +1,6 @@
 """The simulated board as a device: configuration, structure sizes, memory, events.
 
-Source: device-abi 2.2 (structure sizes), 4.8 (health, counters, events), 8.5 (profiles).
+Source: npurt.h (structure sizes, health, counters, events), npurt_sim.h (profiles).
 """
 
 import ctypes as c

@@ -1,6 +1,6 @@
 """Faults, determinism and resets of the simulated board, through its C ABI alone.
 
-Source: device-abi 4.7 (reset levels), 8.4 (faults), 8.8 (determinism).
+Source: npurt.h (reset levels), npurt_sim.h (faults, determinism).
 """
 
 import ctypes as c

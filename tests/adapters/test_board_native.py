@@ -1,6 +1,6 @@
 """The simulated board's contract for jobs, buffers and KV, through its C ABI alone.
 
-Source: device-abi 4.2 to 4.6 (states, ownership, submit, wait, KV), 8.1, 8.2 (transfers, forward).
+Source: npurt.h (states, ownership, submit, wait, KV), npurt_sim.h (transfers, forward).
 """
 
 import ctypes as c

@@ -79,7 +79,7 @@ def test_a_call_that_fails_takes_no_number() -> None:
     rig.device._words.open = refuse  # type: ignore[method-assign]
     with pytest.raises(RequestRejectedError, match="no such stop"):
         rig.engine.submit(Request(model="m", prompt=(1,)))
-    del words.open  # type: ignore[method-assign]
+    del words.open
     stream = rig.submit([1, 2])
     assert stream.request == 1 and stream.result().error is None
     rig.close()

@@ -9,9 +9,8 @@ from support.fake_device import FakeDevice, KvFault
 from support.rig import Rig
 from support.script import begin, points, small_artifact
 
-from laneway.engine import Limits, ModelError, RequestLostError
-
-TIGHT = Limits(kv_retries_max=3)
+from laneway.engine import ModelError, RequestLostError
+from laneway.statemachines import Event
 
 
 def unknown_lanes(rig: Rig) -> int:
@@ -64,10 +63,10 @@ def test_a_doubtful_lane_costs_its_sequence_and_is_not_used_again(fault: KvFault
     rig.close()
 
 
-def after(rig: Rig, event: object) -> list[object]:
+def after(rig: Rig, event: Event) -> list[Event]:
     """Return the events that follow a given one."""
     every = rig.events_of_all()
-    return list(every[every.index(event) + 1 :])  # type: ignore[arg-type]
+    return every[every.index(event) + 1 :]
 
 
 def test_a_release_that_fails_costs_the_lane_only() -> None:
@@ -87,7 +86,7 @@ def test_a_release_that_fails_costs_the_lane_only() -> None:
 @pytest.mark.parametrize("verb", ["COMMIT", "RELEASE", "ROLLBACK", "RESERVE"])
 @pytest.mark.parametrize("unknown", [False, True])
 def test_any_failed_operation_at_every_point_keeps_every_promise(verb: str, unknown: bool) -> None:
-    for rig in points(stride=3):
+    for rig in points(stride=7):
         rig.device.kv_faults = [KvFault(verb=verb, unknown=unknown)]
         rig.streams[0].stream.cancel()
         rig.run()

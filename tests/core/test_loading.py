@@ -1,4 +1,4 @@
-"""Load a model: refuse what does not fit, publish only after the last trial (R10.1, R10.2, R9.1)."""
+"""Load a model: refuse what does not fit, publish after the last trial (R10.1, R10.2, R9.1)."""
 
 from collections.abc import Callable
 

@@ -86,9 +86,7 @@ class EngineRules(RuleBasedStateMachine):
         """The device will answer with what cannot be mended."""
         self.rig.device.submits.extend([0, told])
 
-    @rule(
-        verb=st.sampled_from(["RESERVE", "COMMIT", "RELEASE", "ROLLBACK"]), unknown=st.booleans()
-    )
+    @rule(verb=st.sampled_from(["RESERVE", "COMMIT", "RELEASE", "ROLLBACK"]), unknown=st.booleans())
     def fail_kv(self, verb: str, unknown: bool) -> None:
         """A KV operation list will not be applied."""
         self.rig.device.kv_faults.append(KvFault(verb=verb, unknown=unknown))

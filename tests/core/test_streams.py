@@ -149,7 +149,7 @@ def test_async_iteration_interleaves() -> None:
         return tokens
 
     async def all_of_them() -> list[list[int | None]]:
-        return await asyncio.gather(read(1), read(2), read(3))
+        return list(await asyncio.gather(read(1), read(2), read(3)))
 
     results = asyncio.run(all_of_them())
     for seed, tokens in zip((1, 2, 3), results, strict=True):

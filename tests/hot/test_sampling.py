@@ -1,5 +1,6 @@
 """Sampling against a float64 reference that sorts, and its edges."""
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -48,17 +49,25 @@ def uniform(seed: int, position: int) -> float:
 
 
 def kept(bits: Bits, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Sort everything and sum entry by entry; return ids in order and the running mass."""
+    """Sort everything and sum in order; return ids in order and the running mass.
+
+    The first n entries of a tie of weight w have mass n * w, as groups.py defines it: adding w one
+    by one rounds otherwise, which shows where top_p falls exactly on a border.
+    """
     x = to_numbers(bits)
     order = np.argsort(-x, kind="stable")
     if sampling.temperature < 1e-5:
         return order, np.ones(1)
     x = x[order]
-    weight = np.exp((x - x[0]) / sampling.temperature)
-    weight = weight[weight >= sampling.min_p]
+    starts = np.flatnonzero(np.concatenate([[True], x[1:] != x[:-1]]))
+    sizes = np.diff(np.append(starts, x.size))
+    weights = np.array([math.exp((v - x[0]) / sampling.temperature) for v in x[starts]])
+    before = np.concatenate([[0.0], np.cumsum(sizes * weights)[:-1]])
+    rank_in_tie = np.arange(x.size) - np.repeat(starts, sizes) + 1
+    mass = np.repeat(before, sizes) + rank_in_tie * np.repeat(weights, sizes)
+    mass = mass[np.repeat(weights, sizes) >= sampling.min_p]
     if sampling.top_k > 0:
-        weight = weight[: sampling.top_k]
-    mass = np.cumsum(weight)
+        mass = mass[: sampling.top_k]
     if sampling.top_p < 1.0:
         mass = mass[: np.searchsorted(mass, sampling.top_p * mass[-1], side="left") + 1]
     return order, mass

@@ -3,7 +3,7 @@
 Clients are told once, a device in doubt is given up, the engine closes, and the next engine takes
 the same journal with a fresh board.
 
-Source: R2.3, R2.5, R14.1, R14.2, E5, E9, E16, G7, D13; device-abi 8.4; architecture chapter 4.
+Source: R2.3, R2.5, R14.1, R14.2, E5, E9, E16, G7, D13.
 """
 
 from pathlib import Path

@@ -5,12 +5,22 @@ so that a mixed-up lane, a lost or repeated token or a wrong start shows in the 
 the engine to the rules of memory: it asserts when a buffer or a lane is used while it may not be.
 """
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import attrs
+from support.hash_model import (
+    CONTEXT,
+    END_TOKEN,
+    LANES,
+    VOCABULARY,
+    WordText,
+    answer,
+    artifact,
+    healthy,
+    next_token,
+)
 
 from laneway.engine.clock import ManualClock
 from laneway.engine.effects import (
@@ -35,7 +45,6 @@ from laneway.engine.inputs import (
     Completed,
     DeviceClosed,
     DeviceFacts,
-    HealthFacts,
     HealthProbed,
     Input,
     JobTimes,
@@ -47,70 +56,21 @@ from laneway.engine.inputs import (
     SubmitAccepted,
     SubmitDoubtful,
     SubmitRefused,
-    SubmodelFacts,
-    Trial,
 )
 
-VOCABULARY = 64
-END_TOKEN = 0
-CONTEXT = 48
-LANES = 8
 COST_NS = 1_000
 
-
-def next_token(sequence: Sequence[int], seed: int) -> int:
-    """Return the token that follows a sequence: never the end token unless the hash says so."""
-    text = f"{seed}:{','.join(map(str, sequence))}".encode()
-    return hashlib.blake2b(text, digest_size=8).digest()[0] % VOCABULARY
-
-
-def answer(
-    prompt: Sequence[int], *, seed: int, max_tokens: int, ignore_eos: bool = False
-) -> list[int]:
-    """Return the tokens of a request run alone: the independent reference."""
-    sequence = list(prompt)
-    while len(sequence) < len(prompt) + max_tokens:
-        token = next_token(sequence, seed)
-        if token == END_TOKEN and not ignore_eos:
-            break
-        sequence.append(token)
-    return sequence[len(prompt) :]
-
-
-class WordText:
-    """Text port where token n reads ``<n>``."""
-
-    def __init__(self) -> None:
-        self.opened: dict[int, tuple[str, ...]] = {}
-        self.pushed: dict[int, list[int]] = {}
-
-    has_text = True
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        return tuple(ord(letter) % VOCABULARY for letter in text)
-
-    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
-        self.opened[request] = stop
-        self.pushed[request] = list(tokens)
-
-    def push(self, request: int, position: int, token: int) -> bool:
-        if request not in self.pushed:
-            return False
-        del self.pushed[request][position:]
-        self.pushed[request].append(token)
-        text = "".join(f"<{t}>" for t in self.pushed[request])
-        return any(stop in text for stop in self.opened[request])
-
-    def take(self, request: int, position: int) -> str:
-        return f"<{self.pushed[request][position]}>"
-
-    def finish(self, request: int) -> str:
-        self.drop(request)
-        return ""
-
-    def drop(self, request: int) -> None:
-        self.opened.pop(request, None)
-        self.pushed.pop(request, None)
+__all__ = [
+    "CONTEXT",
+    "END_TOKEN",
+    "LANES",
+    "VOCABULARY",
+    "FakeDevice",
+    "KvFault",
+    "answer",
+    "artifact",
+    "healthy",
+]
 
 
 @attrs.frozen(kw_only=True)
@@ -413,44 +373,4 @@ def _kv_failed(job: int | None, operation: KvOperation, fault: KvFault) -> KvApp
         code=fault.code,
         unknown=fault.unknown,
         reason="told to",
-    )
-
-
-def artifact(model: int) -> ArtifactValidated:
-    """Return facts of the fake's one artifact."""
-    return ArtifactValidated(
-        model=model,
-        name="fake",
-        sha256="0" * 64,
-        architecture="fake",
-        layout="single",
-        lane_rule="length_zero",
-        context_tokens=CONTEXT,
-        vocabulary=VOCABULARY,
-        lane_count=LANES,
-        end_tokens=(END_TOKEN,),
-        submodels=(
-            SubmodelFacts(name="prefill_b1", task="prefill", batch_max=1, tokens_max=CONTEXT),
-            SubmodelFacts(name="decode_b1", task="decode", batch_max=1, tokens_max=1),
-        ),
-        chip_bytes=(100,),
-        chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
-        trials=(
-            Trial(origin="golden", prompt=(1, 2, 3), forced=(4, 5)),
-            Trial(origin="warmup", prompt=(9,), forced=()),
-        ),
-    )
-
-
-def healthy(now_ns: int) -> HealthFacts:
-    """Return a healthy answer."""
-    return HealthFacts(
-        state="ok",
-        device_epoch=1,
-        sticky=0,
-        advised=0,
-        observed_ns=now_ns,
-        last_progress_ns=now_ns,
-        used_bytes=(0,),
-        counters=(),
     )

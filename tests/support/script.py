@@ -35,7 +35,7 @@ def points(stride: int = 1, **one: Any) -> Iterator[Rig]:
     for count in range(0, whole + 1, stride):
         rig = begin(**one)
         assert rig.run_actions(count)
-        rig.replays = count % 5 == 0
+        rig.replays = count % 11 == 0
         yield rig
 
 

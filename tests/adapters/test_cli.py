@@ -1,0 +1,147 @@
+"""The command line as a whole: help, devices, machines, how errors leave, programs of their own.
+
+Source: interfaces (Command line), architecture chapter 9.
+"""
+
+from pathlib import Path
+
+import pytest
+from support.command_line import MODELS, ROOT, laneway, laneway_program
+
+from laneway.adapters import cli_run
+from laneway.adapters.npurt import CAPABILITIES
+from laneway.statemachines import MACHINES
+from laneway.statemachines.coupling import couplings_of
+
+COMMANDS = (
+    *("run", "devices", "machines", "machines explain"),
+    *("model pack", "model inspect", "model verify"),
+    *(f"journal {name}" for name in ("show", "stats", "timeline", "replay", "verify", "copy")),
+)
+
+
+@pytest.mark.parametrize("command", ["", "model", "journal", *COMMANDS])
+def test_the_help_of_every_command_has_an_example(command: str) -> None:
+    called = laneway(*command.split(), "--help").done()
+    _, _, examples = called.out.partition("Examples:")
+    assert f"laneway {command}".strip() in examples, called.out
+
+
+@pytest.mark.parametrize("group", ["", "model", "journal"])
+def test_a_group_without_a_command_shows_its_help(group: str) -> None:
+    called = laneway(*group.split()).done(2)
+    assert "Examples:" in called.out
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    version = laneway("--version").done().out.strip()
+    assert version and f'version = "{version}"' in (ROOT / "pyproject.toml").read_text()
+
+
+# ------------------------------------------------------------------------ devices
+
+
+def test_devices_are_listed() -> None:
+    rows = laneway("devices", "--json").done().rows
+    assert {"sim", "npurt"} <= {row["name"] for row in rows}
+    assert all(set(row) == {"name", "target", "distribution", "error"} for row in rows)
+    listed = laneway("devices").done().out
+    assert "sim" in listed and "npurt" in listed
+
+
+def test_a_device_says_what_it_is_and_can_do() -> None:
+    row = laneway("devices", "sim:tp2-ref?firmware_version=1.2.3", "--json").done().row
+    assert (row["backend"], row["firmware_version"]) == ("calsim", "1.2.3")
+    assert [chip["used_bytes"] for chip in row["chips"]] == [0, 0]
+    capabilities = {capability["name"]: capability for capability in row["capabilities"]}
+    assert set(capabilities) <= set(CAPABILITIES) and capabilities["IN_FLIGHT"]["value"] >= 1
+    for capability in capabilities.values():
+        assert set(capability) == {"name", "support", "evidence", "source", "value"}
+        assert capability["evidence"] in ("C0", "C1", "C2", "C3", "C4", "SIM")
+    shown = laneway("devices", "sim:tp2-ref").done().out
+    assert "IN_FLIGHT" in shown and "firmware_version: 0.1.0" in shown
+
+
+# ------------------------------------------------------------------------ machines
+
+
+def test_machines_are_shown() -> None:
+    shown = laneway("machines").done().out
+    assert all(f"{machine.name}: {machine.meaning[:40]}" in shown for machine in MACHINES.values())
+    rows = laneway("machines", "--json").done().rows
+    edges = {
+        (machine.name, source, trigger, dest)
+        for machine in MACHINES.values()
+        for (source, trigger), dest in machine.table.items()
+    }
+    told = {(row["machine"], row["source"], row["trigger"], row["dest"]) for row in rows}
+    assert told == edges and len(rows) == len(edges)
+    assert all({"decided_by", "rule"} <= set(row) for row in rows)
+
+
+def test_the_page_of_the_specification_is_what_the_command_prints() -> None:
+    printed = laneway("machines", "--markdown").done().out
+    assert printed == (ROOT / "specs" / "machines.md").read_text()
+
+
+def test_every_state_and_trigger_is_explained() -> None:
+    for machine in MACHINES.values():
+        for name in (*machine.states, *machine.triggers):
+            told = laneway("machines", "explain", machine.name, name).done().out
+            assert f"{machine.name} {name}" in told
+            coupled = name in machine.triggers and couplings_of(machine.name, name)
+            assert not coupled or "in the same step:" in told
+    told = laneway("machines", "explain", "buffer", "quarantine").out
+    assert "-> quarantined" in told and "rule:" in told and "decided by: engine/" in told
+
+
+# ------------------------------------------------------------------------ how errors leave
+
+
+def test_a_traceback_is_shown_only_with_debug() -> None:
+    wrong = ("run", "a", "--device", "nosuch:")
+    laneway(*wrong).refused(2, "nosuch")
+    for arguments in (("--debug", *wrong), (*wrong, "--debug")):
+        called = laneway(*arguments)
+        assert called.code == 2
+        assert "Traceback (most recent call last)" in called.err
+        assert called.err.rstrip().splitlines()[-1].startswith("laneway: no device is called")
+
+
+def test_a_bug_is_told_apart_and_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(engine: object, requests: object, *, quiet: bool) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr(cli_run, "_answer", broken)
+    called = laneway("run", "--prompt-tokens", "1", "--model", MODELS / "tiny-dense", "--json")
+    called.refused(70, "ZeroDivisionError", "two lines", "--debug")
+
+
+def test_an_interrupt_closes_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(engine: object, requests: object, *, quiet: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli_run, "_answer", interrupted)
+    file = tmp_path / "run.db"
+    ask = ("run", "--prompt-tokens", "1", "--model", MODELS / "tiny-dense", "--json")
+    called = laneway(*ask, "--journal", file)
+    assert called.code == 130 and "Traceback" not in called.err
+    assert "verify: ok" in laneway("journal", "verify", file).done().out
+
+
+# ------------------------------------------------------------------------ programs of their own
+
+
+def test_the_program_answers_and_proves_its_journal(tmp_path: Path) -> None:
+    ask = ("run", "ROMEO.", "JULIET.", "--max-tokens", 8, "--seed", 3, "--journal", "run.db")
+    called = laneway_program(*ask, folder=tmp_path).done()
+    assert called.out.count("[length, 8 tokens]") == 2
+    verified = laneway_program("journal", "verify", "run.db", folder=tmp_path).done()
+    assert verified.out.splitlines()[-1] == "verify: ok"
+
+
+def test_the_program_refuses_in_one_line(tmp_path: Path) -> None:
+    laneway_program("run", "a", "--model", "nowhere", folder=tmp_path).refused(2, "nowhere")
+    laneway_program("run", "a", "--seed", "x", folder=tmp_path).refused(2, "--seed", "--help")
+    called = laneway_program("--debug", "run", "a", "--model", "nowhere", folder=tmp_path)
+    assert called.code == 2 and "Traceback" in called.err

@@ -1,0 +1,231 @@
+"""``laneway journal``: what is shown is what happened; a journal that was changed is found out.
+
+Source: interfaces (Command line, Journal in SQL), R18.5.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command_line import MODELS, laneway
+
+from laneway.adapters.calbin import pack
+from laneway.statemachines import MACHINES
+
+STATS_KEYS = {
+    *("journal_id", "journal_tokens", "steps", "incarnations", "first_ns", "last_ns", "bytes"),
+    *("inputs", "events", "entity_events", "requests", "tokens", "faults"),
+}
+MAX_TOKENS = (4, 4, 4)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """A journal of three requests, and the rows the run printed."""
+    folder = tmp_path_factory.mktemp("journal")
+    pack(MODELS / "tiny-dense", folder / "model")
+    asked = [part for tokens in ("1,2,3", "4", "5,6") for part in ("--prompt-tokens", tokens)]
+    device = "sim:?clock=virtual"
+    run = ("run", "--model", folder / "model", "--device", device, "--seed", 7, "--max-tokens", 4)
+    called = laneway(*run, *asked, "--journal", folder / "run.db", "--json")
+    return folder / "run.db", called.done().rows
+
+
+@pytest.fixture
+def file(recorded: tuple[Path, list[dict[str, Any]]]) -> Path:
+    return recorded[0]
+
+
+def test_stats_add_up(file: Path, recorded: tuple[Path, list[dict[str, Any]]]) -> None:
+    sums = laneway("journal", "stats", file, "--json").done().row
+    assert set(sums) == STATS_KEYS
+    assert sums["requests"]["finished"] == 3 and sums["requests"]["open"] == 0
+    assert sums["tokens"] == sum(len(row["tokens"]) for row in recorded[1]) == 12
+    assert (sums["incarnations"], sums["faults"]) == (1, {})
+    assert sums["inputs"]["RequestSubmitted"] == 3
+    with sqlite3.connect(file) as database:
+        (steps,) = database.execute("SELECT count(*) FROM step").fetchone()
+        (entity_events,) = database.execute("SELECT count(*) FROM entity_event").fetchone()
+    database.close()
+    assert (sums["steps"], sums["entity_events"]) == (steps, entity_events)
+    shown = laneway("journal", "stats", file).done().out
+    assert "finished 3" in shown and sums["journal_id"] in shown
+
+
+def test_show_gives_every_step_in_order(file: Path) -> None:
+    rows = laneway("journal", "show", file, "--json").done().rows
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert rows[0]["input_kind"] == "EngineStarted" and rows[-1]["input_kind"] == "DeviceClosed"
+    keys = {"step", "at_ns", "input_kind", "input", "events"}
+    assert all(set(row) == keys for row in rows)
+    for row in rows:
+        for event in row["events"]:
+            table = MACHINES[event["machine"]].table
+            assert table[event["source"], event["trigger"]] == event["dest"]
+    shown = laneway("journal", "show", file).done().out
+    assert sum(not line.startswith(" " * 8) for line in shown.splitlines()) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("filters", "fits"),
+    [
+        ("--request 2", lambda row: "request/2" in json.dumps(row) or 2 in _requests(row)),
+        ("--trigger commit", lambda row: "commit" in [e["trigger"] for e in row["events"]]),
+        ("--input Completed", lambda row: row["input_kind"] == "Completed"),
+        ("--first 5 --last 9", lambda row: 5 <= row["step"] <= 9),
+        ("--input Completed --trigger finish", lambda row: row["input_kind"] == "Completed"),
+    ],
+)
+def test_filters_of_show_all_hold(file: Path, filters: str, fits: Any) -> None:
+    every = laneway("journal", "show", file, "--json").done().rows
+    shown = laneway("journal", "show", file, "--json", *filters.split()).done().rows
+    assert 0 < len(shown) < len(every)
+    assert all(fits(row) for row in shown)
+    assert all(row in every for row in shown)
+
+
+def _requests(row: dict[str, Any]) -> list[int]:
+    """Every owner that a planned job of this step has, and the request its input names."""
+    named = [row["input"].get("request")]
+    for event in row["events"]:
+        named += [part[1] for part in event["data"].get("rows", ())]
+        named += event["data"].get("owners", ())
+    return [number for number in named if number is not None]
+
+
+@pytest.mark.parametrize("entity", ["job", "lane", "buffer", "model", "device"])
+def test_every_kind_of_entity_can_be_followed(file: Path, entity: str) -> None:
+    number = 0 if entity == "device" else 1
+    shown = laneway("journal", "show", file, f"--{entity}", number, "--json").done().rows
+    moved = [
+        row["step"]
+        for row in laneway("journal", "show", file, "--json").rows
+        if any(f"{entity}/{number}" in event["entities"] for event in row["events"])
+    ]
+    assert moved and set(moved) <= {row["step"] for row in shown}
+    lines = laneway("journal", "timeline", file, f"{entity}/{number}", "--json").done().rows
+    moves = [line for line in lines if line["trigger"]]
+    assert [line["step"] for line in moves if line["step"] not in moved] == []
+    for before, after in zip(moves, moves[1:], strict=False):
+        assert after["source"] == before["dest"], "each move begins where the last one ended"
+        assert after["at_ns"] >= before["at_ns"]
+    shown_text = laneway("journal", "timeline", file, f"{entity}/{number}").done().out
+    assert moves[0]["trigger"] in shown_text and moves[-1]["dest"] in shown_text
+
+
+def test_times_bound_what_is_shown(file: Path) -> None:
+    every = laneway("journal", "show", file, "--json").done().rows
+    middle_ms = every[len(every) // 2]["at_ns"] / 1e6
+    late = laneway("journal", "show", file, "--json", "--from-ms", middle_ms).done().rows
+    early = laneway("journal", "show", file, "--json", "--until-ms", middle_ms).done().rows
+    assert {row["step"] for row in late} | {row["step"] for row in early} == {
+        row["step"] for row in every
+    }
+    assert 0 < len(late) < len(every) and 0 < len(early) < len(every)
+
+
+def test_the_life_of_a_request(file: Path, recorded: tuple[Path, list[dict[str, Any]]]) -> None:
+    lines = laneway("journal", "timeline", file, "request/3", "--json").done().rows
+    triggers = [line["trigger"] for line in lines if line["trigger"]]
+    assert triggers == ["admit", "prefill", "decode", "finish"]
+    assert lines[-1]["data"]["tokens"] == len(recorded[1][2]["tokens"])
+
+
+def test_an_entity_that_never_was_is_said_to_be_missing(file: Path) -> None:
+    assert "not in this journal" in laneway("journal", "timeline", file, "lane/999").done().out
+    assert laneway("journal", "timeline", file, "lane/999", "--json").done().rows == []
+
+
+def test_replay_folds_to_any_step(file: Path) -> None:
+    rows = laneway("journal", "show", file, "--json").done().rows
+    planned = next(
+        row["step"]
+        for row in rows
+        for event in row["events"]
+        if event["machine"] == "job"
+        and event["trigger"] == "plan"
+        and event["data"]["origin"] == "request"
+    )
+    folded = laneway("journal", "replay", file, "--until", planned, "--state", "--json").done().row
+    assert folded["step"] == planned and folded["device"] == "serving"
+    (flying,) = folded["in_flight"]
+    assert (flying["state"], flying["task"], flying["origin"]) == ("planned", "prefill", "request")
+    held = folded["held"]
+    assert [lane["owner"] for lane in held["lanes"]] == ["request/1"]
+    assert [buffer["job"] for buffer in held["buffers"]] == [f"job/{flying['job']}"]
+    assert [job["number"] for job in held["jobs"]] == [flying["job"]]
+    assert [request["request"] for request in held["requests"]] == ["request/1"]
+    last = laneway("journal", "replay", file).done()
+    end = json.loads(last.out)
+    assert end["step"] == len(rows) and end["device"] == "closed" and end["in_flight"] == []
+    assert "held" not in end
+
+
+def test_verify_says_ok_in_its_last_line(file: Path) -> None:
+    assert laneway("journal", "verify", file).done().out.splitlines()[-1] == "verify: ok"
+    report = laneway("journal", "verify", file, "--json").done().row
+    assert (report["ok"], report["asked"], report["reason"]) == (True, "decide", "")
+
+
+def test_a_copy_is_the_same_journal(file: Path, tmp_path: Path) -> None:
+    called = laneway("journal", "copy", file, tmp_path / "copy.db").done()
+    assert str(tmp_path / "copy.db") in called.out
+    first, second = (
+        laneway("journal", "verify", each, "--json").done().row
+        for each in (file, tmp_path / "copy.db")
+    )
+    assert first == second
+
+
+# ------------------------------------------------------------------------ found out
+
+
+@pytest.mark.parametrize(
+    ("change", "step"),
+    [
+        ("UPDATE step SET at_ns = at_ns + 1 WHERE step = 7", 7),
+        ("UPDATE step SET events = replace(events, 'reserve', 'release') WHERE step > 9", None),
+        ("DELETE FROM step WHERE step = 8", 8),
+        ("DELETE FROM step WHERE step = 1", 1),
+        ("UPDATE step SET chain = zeroblob(length(chain)) WHERE step = 3", 3),
+        ("UPDATE meta SET value = 'digest' WHERE key = 'tokens'", None),
+    ],
+)
+def test_a_changed_journal_is_refuted_with_the_step(
+    file: Path, tmp_path: Path, change: str, step: int | None
+) -> None:
+    changed = tmp_path / "changed.db"
+    laneway("journal", "copy", file, changed).done()
+    with sqlite3.connect(changed) as database:
+        database.execute(change)
+    database.close()
+    called = laneway("journal", "verify", changed).done(1)
+    verdict = called.out.splitlines()[-1]
+    assert verdict.startswith("verify: ") and verdict != "verify: ok"
+    if step is not None:
+        assert f"step {step}" in verdict
+    report = laneway("journal", "verify", changed, "--json").done(1).row
+    assert report["ok"] is False and report["reason"]
+
+
+def test_a_decision_of_other_code_is_found(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that decides something else is caught at the first step where it does."""
+    from laneway.engine import planning
+
+    rows = laneway("journal", "show", file, "--json", "--trigger", "plan").done().rows
+    decodes = [
+        row["step"]
+        for row in rows
+        for event in row["events"]
+        if event["data"].get("task") == "decode" and event["data"].get("origin") == "request"
+    ]
+    prefill_first = planning._choose_prefill
+    monkeypatch.setattr(
+        planning, "_choose_decode", lambda state, model: prefill_first(state, model)
+    )
+    called = laneway("journal", "verify", file).done(1)
+    assert called.out.splitlines()[-1].startswith(f"verify: decide: step {decodes[0]}")

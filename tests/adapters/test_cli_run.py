@@ -1,0 +1,232 @@
+"""``laneway run``: the answers, their JSON, exit codes, determinism.
+
+Source: interfaces (Command line, run --json).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import DEMO, MODELS, laneway
+
+from laneway.adapters.calbin import pack
+from laneway.adapters.text import TokenizerText
+from laneway.journal import open_journal
+
+KEYS = ["request", "prompt_tokens", "tokens", "text", "finish_reason", "usage", "error"]
+VIRTUAL = "sim:?clock=virtual"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model, packed once."""
+    folder = tmp_path_factory.mktemp("run") / "demo"
+    pack(DEMO, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model without a tokenizer, packed once."""
+    folder = tmp_path_factory.mktemp("run") / "tiny"
+    pack(MODELS / "tiny-dense", folder)
+    return folder
+
+
+def answers(model: Path, *arguments: object, device: str = VIRTUAL) -> list[dict[str, Any]]:
+    """Run and return the rows of a call in which every request ended well."""
+    called = laneway("run", "--model", model, "--device", device, "--json", *arguments)
+    return called.done().rows
+
+
+# ------------------------------------------------------------------------ what is printed
+
+
+def test_a_row_has_exactly_what_interfaces_name(demo: Path) -> None:
+    prompts = ("ROMEO.", "What news?")
+    asked = (*prompts, "--prompt-tokens", "5,6,7", "--max-tokens", 9, "--seed", 1)
+    rows = answers(demo, *asked)
+    tokenizer = TokenizerText(DEMO / "tokenizer.json")
+    prompt_tokens = [*(list(tokenizer.encode(prompt)) for prompt in prompts), [5, 6, 7]]
+    for index, row in enumerate(rows):
+        assert list(row) == KEYS
+        assert row["request"] == index
+        assert row["prompt_tokens"] == prompt_tokens[index]
+        assert len(row["tokens"]) == 9
+        assert row["text"] == tokenizer.decode(row["tokens"])
+        assert (row["finish_reason"], row["error"]) == ("length", None)
+        count = len(row["prompt_tokens"])
+        assert row["usage"] == {
+            "prompt_tokens": count,
+            "completion_tokens": 9,
+            "total_tokens": count + 9,
+        }
+
+
+def test_without_a_tokenizer_there_is_no_text(tiny: Path) -> None:
+    (row,) = answers(tiny, "--prompt-tokens", "1,2,3", "--max-tokens", 4, "--seed", 1)
+    assert row["text"] is None and len(row["tokens"]) == 4
+    asked = ("--prompt-tokens", "1,2,3", "--max-tokens", 4, "--seed", 1)
+    called = laneway("run", "--model", tiny, "--device", VIRTUAL, *asked).done()
+    ids = " ".join(map(str, row["tokens"]))
+    assert called.out == f"1| {ids}  [length, 4 tokens]\n", "the ids are shown in place of text"
+
+
+def test_the_text_is_shown_line_by_line(demo: Path) -> None:
+    asked = ("ROMEO.", "JULIET.", "--max-tokens", 40, "--seed", 5, "--temperature", 0.8)
+    texts = [row["text"] for row in answers(demo, *asked)]
+    out = laneway("run", "--model", demo, "--device", VIRTUAL, *asked).done().out
+    for number, text in enumerate(texts, start=1):
+        own = [line.partition("| ")[2] for line in out.splitlines() if line[0] == str(number)]
+        assert own[-1].endswith("[length, 40 tokens]")
+        shown = [line.removesuffix("[length, 40 tokens]").strip() for line in own]
+        wanted = [line.strip() for line in text.split("\n")]
+        assert [line for line in shown if line] == [line for line in wanted if line]
+
+
+def test_a_stop_text_ends_before_itself(demo: Path) -> None:
+    asked = ("ROMEO.", "--max-tokens", 60, "--seed", 4, "--temperature", 0.8)
+    (free,) = answers(demo, *asked)
+    text = free["text"]
+    middle = len(text) // 2
+    stop = text[middle : middle + 4]
+    (row,) = answers(demo, *asked, "--stop", stop, "--stop", "\x00 never")
+    assert row["finish_reason"] == "stop"
+    assert row["text"] == text[: text.index(stop)]
+    assert row["tokens"] == free["tokens"][: len(row["tokens"])]
+
+
+def test_greedy_answers_are_the_golden_ones(demo: Path) -> None:
+    """As far as the golden margin is beyond one step of BF16, which the device rounds to."""
+    golden = np.load(DEMO / "golden.npz")
+    compared = 0
+    for run in range(4):
+        prompt, greedy = golden[f"prompt_{run}"], golden[f"greedy_{run}"].tolist()
+        margins = golden[f"margin_{run}"][len(prompt) - 1 :]
+        top = golden[f"logits_{run}"][len(prompt) - 1 :].max(axis=-1)
+        decided = margins > 2.0 ** (np.floor(np.log2(np.abs(top))) - 7)
+        count = len(decided) if decided.all() else int(np.argmin(decided))
+        asked = ("--prompt-tokens", ",".join(map(str, prompt)), "--temperature", 0)
+        (row,) = answers(demo, *asked, "--max-tokens", count)
+        assert row["tokens"] == greedy[:count]
+        compared += count
+    assert compared >= 30
+
+
+def test_the_shipped_demo_is_the_default(demo: Path) -> None:
+    asked = ("ROMEO.", "--max-tokens", 5, "--seed", 8)
+    called = laneway("run", *asked, "--json").done()
+    assert called.rows == answers(demo, *asked)
+
+
+# ------------------------------------------------------------------------ exit codes
+
+
+def test_a_request_that_cannot_be_served_is_told_beside_the_others(tiny: Path) -> None:
+    asked = ("words", "--prompt-tokens", "1,2", "--prompt-tokens", "1,512", "--max-tokens", 3)
+    called = laneway("run", "--model", tiny, "--device", VIRTUAL, "--json", *asked, "--seed", 1)
+    text, good, unknown = called.done(1).rows
+    assert all(list(row) == KEYS for row in called.rows)
+    assert [row["request"] for row in called.rows] == [0, 1, 2]
+    assert (good["finish_reason"], len(good["tokens"])) == ("length", 3)
+    assert text["error"]["type"] == "prompt" and "no tokenizer" in text["error"]["message"]
+    assert unknown["error"]["type"] == "unknown_token" and "512" in unknown["error"]["message"]
+    for row in (text, unknown):
+        assert (row["finish_reason"], row["tokens"], row["text"]) == ("error", [], None)
+        assert set(row["error"]) == {"type", "message"}
+    shown = laneway("run", "--model", tiny, "--device", VIRTUAL, *asked).done(1).out
+    assert "1| [this model has no tokenizer" in shown and "[length, 3 tokens]" in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "type_"),
+    [
+        (("--prompt-tokens", "1,2", "--max-tokens", 511), "too_long"),
+        (("--prompt-tokens", ",".join(["3"] * 512)), "too_long"),
+        (("--prompt-tokens", "-1"), "unknown_token"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_limit(
+    tiny: Path, asked: tuple[object, ...], type_: str
+) -> None:
+    called = laneway("run", "--model", tiny, "--device", VIRTUAL, "--json", *asked)
+    assert called.done(1).row["error"]["type"] == type_
+
+
+def test_a_deadline_that_passes_ends_the_request(tiny: Path) -> None:
+    """Device time of 3 us a job: 100 us are over before 200 tokens are there."""
+    asked = ("--prompt-tokens", "1,2", "--max-tokens", 200, "--deadline", 1e-4, "--seed", 1)
+    called = laneway("run", "--model", tiny, "--device", VIRTUAL, "--json", *asked)
+    row = called.done(1).row
+    assert row["finish_reason"] == "deadline" and 0 < len(row["tokens"]) < 200
+    assert row["error"]["type"] == "DeadlineExpiredError"
+
+
+def test_a_device_that_fails_is_told_by_every_request(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=3\n")
+    device = f"{VIRTUAL}&faults={tmp_path / 'plan'}"
+    asked = ("--prompt-tokens", "1,2", "--prompt-tokens", "3", "--max-tokens", 9, "--seed", 1)
+    file = tmp_path / "run.db"
+    called = laneway(
+        "run", "--model", tiny, "--device", device, "--json", "--journal", file, *asked
+    )
+    rows = called.done(1).rows
+    assert [row["finish_reason"] for row in rows] == ["error", "error"]
+    assert all(row["error"]["type"] == "RequestLostError" for row in rows)
+    assert any("ccu" in row["error"]["message"] for row in rows)
+    assert "verify: ok" in laneway("journal", "verify", file).done().out
+
+
+def test_a_device_that_fails_while_loading_is_a_device_error(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=1 during=load\n")
+    device = f"{VIRTUAL}&faults={tmp_path / 'plan'}"
+    called = laneway("run", "--prompt-tokens", "1", "--model", tiny, "--device", device)
+    called.refused(3, "ccu")
+
+
+# ------------------------------------------------------------------------ determinism
+
+
+def by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[int, ...], tuple[list[int], str]]:
+    return {tuple(row["prompt_tokens"]): (row["tokens"], row["text"]) for row in rows}
+
+
+@pytest.mark.parametrize("temperature", [0, 0.8])
+def test_a_seed_decides_the_tokens_whatever_the_clock_and_the_order(
+    demo: Path, temperature: float
+) -> None:
+    rest = ("--max-tokens", 12, "--seed", 77, "--temperature", temperature, "--top-p", 0.9)
+    prompts = ("ROMEO.", "What news?", "My lord,", "KING HENRY.")
+    first = by_prompt(answers(demo, *prompts, *rest))
+    assert len(first) == 4
+    assert by_prompt(answers(demo, *prompts, *rest)) == first
+    assert by_prompt(answers(demo, *reversed(prompts), *rest)) == first
+    assert by_prompt(answers(demo, *prompts, *rest, device="sim:?clock=real")) == first
+    (alone,) = answers(demo, prompts[2], *rest)
+    assert (alone["tokens"], alone["text"]) == first[tuple(alone["prompt_tokens"])]
+    other = by_prompt(answers(demo, *prompts, *rest[:2], "--seed", 78, *rest[4:]))
+    assert (other == first) == (temperature == 0)
+
+
+def test_a_seed_that_is_drawn_is_recorded(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.db"
+    asked = ("--prompt-tokens", "1,2", "--prompt-tokens", "9", "--max-tokens", 5)
+    rows = answers(tiny, *asked, "--journal", file)
+    with open_journal(file, read_only=True) as journal:
+        seeds = {
+            step.taken.sampling.seed
+            for step in journal.read()
+            if type(step.taken).__name__ == "RequestSubmitted"
+        }
+    (seed,) = seeds
+    assert answers(tiny, *asked, "--seed", seed) == rows
+
+
+def test_a_journal_is_continued(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.db"
+    asked = ("--prompt-tokens", "1,2", "--max-tokens", 5, "--seed", 3, "--journal", file)
+    assert answers(tiny, *asked) == answers(tiny, *asked)
+    sums = laneway("journal", "stats", file, "--json").done().row
+    assert (sums["incarnations"], sums["requests"]["finished"], sums["tokens"]) == (2, 2, 10)
+    assert "verify: ok" in laneway("journal", "verify", file).done().out

@@ -1,0 +1,115 @@
+"""A "model" that is a hash: the token after a sequence is a function of sequence and seed.
+
+A mixed-up lane, a lost or repeated token, or a wrong start shows in every later token.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from laneway.engine.inputs import (
+    ArtifactValidated,
+    ChipFacts,
+    HealthFacts,
+    SubmodelFacts,
+    Trial,
+)
+
+VOCABULARY = 64
+END_TOKEN = 0
+CONTEXT = 48
+LANES = 8
+
+
+def next_token(sequence: Sequence[int], seed: int) -> int:
+    """Return the token that follows a sequence: never the end token unless the hash says so."""
+    text = f"{seed}:{','.join(map(str, sequence))}".encode()
+    return hashlib.blake2b(text, digest_size=8).digest()[0] % VOCABULARY
+
+
+def answer(
+    prompt: Sequence[int], *, seed: int, max_tokens: int, ignore_eos: bool = False
+) -> list[int]:
+    """Return the tokens of a request run alone: the independent reference."""
+    sequence = list(prompt)
+    while len(sequence) < len(prompt) + max_tokens:
+        token = next_token(sequence, seed)
+        if token == END_TOKEN and not ignore_eos:
+            break
+        sequence.append(token)
+    return sequence[len(prompt) :]
+
+
+class WordText:
+    """Text port where token n reads ``<n>``."""
+
+    def __init__(self) -> None:
+        self.opened: dict[int, tuple[str, ...]] = {}
+        self.pushed: dict[int, list[int]] = {}
+
+    has_text = True
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(ord(letter) % VOCABULARY for letter in text)
+
+    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
+        self.opened[request] = stop
+        self.pushed[request] = list(tokens)
+
+    def push(self, request: int, position: int, token: int) -> bool:
+        if request not in self.pushed:
+            return False
+        del self.pushed[request][position:]
+        self.pushed[request].append(token)
+        text = "".join(f"<{t}>" for t in self.pushed[request])
+        return any(stop in text for stop in self.opened[request])
+
+    def take(self, request: int, position: int) -> str:
+        return f"<{self.pushed[request][position]}>"
+
+    def finish(self, request: int) -> str:
+        self.drop(request)
+        return ""
+
+    def drop(self, request: int) -> None:
+        self.opened.pop(request, None)
+        self.pushed.pop(request, None)
+
+
+def artifact(model: int) -> ArtifactValidated:
+    """Return facts of the fake's one artifact."""
+    return ArtifactValidated(
+        model=model,
+        name="fake",
+        sha256="0" * 64,
+        architecture="fake",
+        layout="single",
+        lane_rule="length_zero",
+        context_tokens=CONTEXT,
+        vocabulary=VOCABULARY,
+        lane_count=LANES,
+        end_tokens=(END_TOKEN,),
+        submodels=(
+            SubmodelFacts(name="prefill_b1", task="prefill", batch_max=1, tokens_max=CONTEXT),
+            SubmodelFacts(name="decode_b1", task="decode", batch_max=1, tokens_max=1),
+        ),
+        chip_bytes=(100,),
+        chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
+        trials=(
+            Trial(origin="golden", prompt=(1, 2, 3), forced=(4, 5)),
+            Trial(origin="warmup", prompt=(9,), forced=()),
+        ),
+    )
+
+
+def healthy(now_ns: int) -> HealthFacts:
+    """Return a healthy answer."""
+    return HealthFacts(
+        state="ok",
+        device_epoch=1,
+        sticky=0,
+        advised=0,
+        observed_ns=now_ns,
+        last_progress_ns=now_ns,
+        used_bytes=(0,),
+        counters=(),
+    )
