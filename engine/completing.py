@@ -8,7 +8,7 @@ journal as an input without events (I5).
 from laneway.engine.draft import Draft
 from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
-from laneway.engine.faulting import fault_job, lose_device
+from laneway.engine.faulting import absolve, fault_job, lose_device
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
 from laneway.engine.loading import fail_load, publish
 from laneway.engine.reserving import evict_if_idle, suspect
@@ -30,10 +30,7 @@ def complete(draft: Draft, taken: Completed) -> None:
         lose_device(draft, f"job/{job.number}: {reason}")
         return
     _account(draft, job, taken)
-    if draft.state.device.state == "suspect":
-        draft.device("absolve", data={"job": job.number})
-        if draft.state.closing:
-            draft.device("drain")
+    absolve(draft, job)
     for row, result in zip(job.rows, taken.rows, strict=True):
         if job.origin == "request":
             _deliver(draft, row, result)

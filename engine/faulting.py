@@ -93,6 +93,14 @@ def restore_failed(draft: Draft, taken: RestoreFailed) -> None:
     lose_device(draft, f"buffer/{buffer.number} could not be restored: {taken.reason}")
 
 
+def absolve(draft: Draft, job: JobState) -> None:
+    """Let a suspect device go on, now that the job it was suspected for has its answer (E16)."""
+    if draft.state.device.state == "suspect":
+        draft.device("absolve", data={"job": job.number})
+        if draft.state.closing:
+            draft.device("drain")
+
+
 def suspect(draft: Draft, reason: str) -> None:
     """Stop submissions on the device at once (G4)."""
     draft.device("suspect", data={"reason": reason})
@@ -101,7 +109,7 @@ def suspect(draft: Draft, reason: str) -> None:
 def lose_device(draft: Draft, reason: str) -> None:
     """Bring everything to its end on a device that is not used any more (G7)."""
     state = draft.state
-    if state.device.state in ("lost", "closed"):
+    if state.device.state in ("lost", "closing", "closed"):
         return
     if state.device.state in USABLE:
         suspect(draft, reason)

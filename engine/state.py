@@ -679,6 +679,9 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
     device = state.device
     device.state = event.dest
     device.reason = event.data.get("reason", "")
+    if event.trigger == "lose":
+        for model in state.models.values():
+            model.releasing = False  # nobody will answer any more
     if event.trigger == "open":
         assert isinstance(taken, EngineStarted)
         state.device = DeviceState(

@@ -9,7 +9,7 @@ stale epochs and device codes end in the device's end state.
 
 from laneway.engine.draft import Draft
 from laneway.engine.ending import fail
-from laneway.engine.faulting import lose_device
+from laneway.engine.faulting import absolve, lose_device
 from laneway.engine.inputs import (
     JobProgressed,
     KvApplyFailed,
@@ -121,6 +121,7 @@ def _drop_job(draft: Draft, job: JobState, code: int, *, cause: str) -> None:
     data = {"code": code, "cause": cause}
     draft.emit("buffer", job.buffer, "refuse", generation=job.generation)
     draft.emit("job", job.number, "refuse", generation=job.generation, data=data)
+    absolve(draft, job)
     for row in job.rows:
         if job.origin == "request" and row.owner not in draft.state.requests:
             evict_if_idle(draft, row.lane)
@@ -166,5 +167,6 @@ def _fail_owners(
 def _fail_refused(
     draft: Draft, job: JobState, request: RequestState, kind: str, reason: str, *, http_status: int
 ) -> None:
-    message = f"job/{job.number} was refused for good: {reason}"
+    times = request.refusals or request.kv_refusals or draft.state.device.backoff_tries
+    message = f"job/{job.number} was refused ({times} times): {reason}"
     fail(draft, request, kind, message, http_status=http_status)

@@ -31,14 +31,14 @@ DEVICE = declare(
         Edge(
             "suspect", ("serving", "degraded", "draining"), "suspect", "faulting.suspect", "G4, E16"
         ),
-        Edge("absolve", ("suspect",), "serving", "completing.complete", "E16"),
+        Edge("absolve", ("suspect",), "serving", "faulting.absolve", "E16"),
         Edge("drain", ("serving", "degraded"), "draining", "closing.close", "R14.6"),
         Edge("reset", ("suspect",), "resetting", RECOVERY, "R14.7, G2, G4"),
         Edge("recover", ("resetting",), "recovering", RECOVERY, "G5"),
         Edge("serve", ("recovering",), "serving", RECOVERY, "G5, E25"),
         Edge(
             "lose",
-            ("serving", "degraded", "suspect", "draining", "closing", "resetting", "recovering"),
+            ("serving", "degraded", "suspect", "draining", "resetting", "recovering"),
             "lost",
             "faulting.lose_device",
             "G7, R14.6",
