@@ -1,6 +1,4 @@
-"""Find the npurt library to open: what the caller names, then the environment, then our own.
-
-"""
+"""Find the npurt library to open: what the caller names, then the environment, then our own."""
 
 import importlib.resources
 import os

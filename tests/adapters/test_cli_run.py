@@ -12,6 +12,7 @@ from support.command_line import DEMO, MODELS, laneway
 
 from laneway.adapters.calbin import pack
 from laneway.adapters.text import TokenizerText
+from laneway.engine.inputs import RequestSubmitted
 from laneway.journal import open_journal
 
 KEYS = ["request", "prompt_tokens", "tokens", "text", "finish_reason", "usage", "error"]
@@ -192,11 +193,8 @@ def by_prompt(rows: list[dict[str, Any]]) -> dict[tuple[int, ...], tuple[list[in
     return {tuple(row["prompt_tokens"]): (row["tokens"], row["text"]) for row in rows}
 
 
-@pytest.mark.parametrize("temperature", [0, 0.8])
-def test_a_seed_decides_the_tokens_whatever_the_clock_and_the_order(
-    demo: Path, temperature: float
-) -> None:
-    rest = ("--max-tokens", 12, "--seed", 77, "--temperature", temperature, "--top-p", 0.9)
+def test_a_seed_decides_the_tokens_whatever_the_clock_and_the_order(demo: Path) -> None:
+    rest = ("--max-tokens", 10, "--temperature", 0.8, "--top-p", 0.9, "--seed", 77)
     prompts = ("ROMEO.", "What news?", "My lord,", "KING HENRY.")
     first = by_prompt(answers(demo, *prompts, *rest))
     assert len(first) == 4
@@ -205,8 +203,7 @@ def test_a_seed_decides_the_tokens_whatever_the_clock_and_the_order(
     assert by_prompt(answers(demo, *prompts, *rest, device="sim:?clock=real")) == first
     (alone,) = answers(demo, prompts[2], *rest)
     assert (alone["tokens"], alone["text"]) == first[tuple(alone["prompt_tokens"])]
-    other = by_prompt(answers(demo, *prompts, *rest[:2], "--seed", 78, *rest[4:]))
-    assert (other == first) == (temperature == 0)
+    assert by_prompt(answers(demo, *prompts, *rest[:-1], 78)) != first
 
 
 def test_a_seed_that_is_drawn_is_recorded(tiny: Path, tmp_path: Path) -> None:
@@ -217,7 +214,7 @@ def test_a_seed_that_is_drawn_is_recorded(tiny: Path, tmp_path: Path) -> None:
         seeds = {
             step.taken.sampling.seed
             for step in journal.read()
-            if type(step.taken).__name__ == "RequestSubmitted"
+            if isinstance(step.taken, RequestSubmitted)
         }
     (seed,) = seeds
     assert answers(tiny, *asked, "--seed", seed) == rows

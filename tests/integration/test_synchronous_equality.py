@@ -21,7 +21,7 @@ from support.synchronous import Arrival, Served, SynchronousServer
 
 from laneway.adapters.library import open_library
 
-SCENARIOS = range(14)
+SCENARIOS = range(10)
 LAST = 1 << 30
 
 
@@ -101,7 +101,7 @@ def test_the_scenarios_are_worth_running(
 def test_every_answer_is_that_of_its_solo_run(calbin: Path) -> None:
     """I7: neighbours, lanes and order change nothing; greedy is the arg-max at every position."""
     random = np.random.default_rng(99)
-    asks = [draw_ask(random, tokens_max=20) for _ in range(12)]
+    asks = [draw_ask(random, tokens_max=14) for _ in range(10)]
     asks = [attrs.evolve(a, sampling=GREEDY) if i % 2 else a for i, a in enumerate(asks)]
     real = RealEngine(calbin)
     real.run([Arrival(0, ask) for ask in asks])
@@ -197,7 +197,7 @@ def test_threads_equal_the_loop_for_the_same_arrivals(
 ) -> None:
     """When requests arrive is up to the threads; what is made of the arrivals is not."""
     random = np.random.default_rng(1000 + seed)
-    asks = [draw_ask(random, tokens_max=10) for _ in range(8)]
+    asks = [draw_ask(random, tokens_max=8) for _ in range(7)]
     for number, ask in enumerate(asks):
         stream = threaded.submit(ask)
         if number % 3 == 2:

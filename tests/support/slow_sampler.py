@@ -4,13 +4,14 @@ Written to be obviously right and independent of the product: no block bounds, n
 random number from numpy's own Philox.
 """
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from laneway.engine.sampling import Sampling
 
 Bits = NDArray[np.uint16]
-GREEDY_BELOW = 1e-5
 
 
 def to_numbers(bits: Bits) -> NDArray[np.float64]:
@@ -19,7 +20,7 @@ def to_numbers(bits: Bits) -> NDArray[np.float64]:
 
 
 def uniform(seed: int, position: int) -> float:
-    """Return the request's random number at an absolute position, from numpy's own Philox."""
+    """The request's random number, from numpy's own Philox."""
     before = [position - 1, 0, 0, 0] if position else [2**64 - 1] * 4
     generator = np.random.Philox(
         counter=np.array(before, np.uint64), key=np.array([seed, 0], np.uint64)
@@ -28,17 +29,25 @@ def uniform(seed: int, position: int) -> float:
 
 
 def kept(bits: Bits, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Sort everything and sum entry by entry; return ids in order and the running mass."""
+    """Sort everything and sum in order; return ids in order and the running mass.
+
+    The first n entries of a tie of weight w have mass n * w, as groups.py defines it: adding w one
+    by one rounds otherwise, which shows where top_p falls exactly on a border.
+    """
     x = to_numbers(bits)
     order = np.argsort(-x, kind="stable")
-    if sampling.temperature < GREEDY_BELOW:
+    if sampling.temperature < 1e-5:
         return order, np.ones(1)
     x = x[order]
-    weight = np.exp((x - x[0]) / sampling.temperature)
-    weight = weight[weight >= sampling.min_p]
+    starts = np.flatnonzero(np.concatenate([[True], x[1:] != x[:-1]]))
+    sizes = np.diff(np.append(starts, x.size))
+    weights = np.array([math.exp((v - x[0]) / sampling.temperature) for v in x[starts]])
+    before = np.concatenate([[0.0], np.cumsum(sizes * weights)[:-1]])
+    rank_in_tie = np.arange(x.size) - np.repeat(starts, sizes) + 1
+    mass = np.repeat(before, sizes) + rank_in_tie * np.repeat(weights, sizes)
+    mass = mass[np.repeat(weights, sizes) >= sampling.min_p]
     if sampling.top_k > 0:
-        weight = weight[: sampling.top_k]
-    mass = np.cumsum(weight)
+        mass = mass[: sampling.top_k]
     if sampling.top_p < 1.0:
         mass = mass[: np.searchsorted(mass, sampling.top_p * mass[-1], side="left") + 1]
     return order, mass
