@@ -110,17 +110,18 @@ class TokenizerText:
                 raise InternalError(f"request/{request}: its text is not open")
             return text.take(request, position)
 
-    def finish(self, request: int) -> str:
-        """Return the text held back so far and forget the request.
+    def finish(self, request: int, *, tokens: int | None = None) -> str:
+        """Return the text held back after the first ``tokens`` tokens and forget the request.
 
-        Nothing is held back once a stop string matched; an incomplete character becomes U+FFFD.
+        None: after all that were pushed. Nothing is held back once a stop string matched; an
+        incomplete character becomes U+FFFD.
         Raises: InternalError for a request that is not open.
         """
         with self._lock:
             text = self._texts.pop(request, None)
         if text is None:
             raise InternalError(f"request/{request}: its text is not open")
-        return text.finish()
+        return text.finish(tokens)
 
     def drop(self, request: int) -> None:
         """Forget the request, if it is open."""
@@ -153,7 +154,7 @@ class TokenIdsText:
         """Return no text."""
         return ""
 
-    def finish(self, request: int) -> str:
+    def finish(self, request: int, *, tokens: int | None = None) -> str:
         """Return no text."""
         return ""
 
@@ -202,8 +203,10 @@ class _Text:
         self._taken = max(self._taken, index + 1)
         return self._released[index]
 
-    def finish(self) -> str:
-        """Return the rest of the text."""
+    def finish(self, tokens: int | None) -> str:
+        """Return the rest of the text after so many tokens; None is all."""
+        if tokens is not None and tokens < len(self._tokens):
+            self._rebuild(self._tokens[:tokens])
         return self._matcher.add(self._detokeniser.end()) + self._matcher.end()
 
     def _rebuild(self, tokens: Iterable[int]) -> None:

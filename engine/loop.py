@@ -254,7 +254,9 @@ class Engine:
         stream = self._streams.pop(effect.request)
         model = self._models_of.pop(effect.request, None)
         text = self._text_of(model)
-        rest = "" if text is None else text.finish(effect.request)
+        rest = ""
+        if text is not None:
+            rest = text.finish(effect.request, tokens=effect.completion_tokens)
         stream.conclude(effect, rest)
 
     def _now_ns(self) -> int:

@@ -51,8 +51,11 @@ class TextPort(Protocol):
         """Return the text that the token at ``position`` released."""
         ...
 
-    def finish(self, request: int) -> str:
-        """Return the text held back so far and forget the request."""
+    def finish(self, request: int, *, tokens: int | None = None) -> str:
+        """Return the text held back after the first ``tokens`` tokens and forget the request.
+
+        None: after all that were pushed. A token that was pushed may never have been delivered.
+        """
         ...
 
     def drop(self, request: int) -> None:

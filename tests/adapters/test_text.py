@@ -343,3 +343,14 @@ def test_threads_push_and_take_side_by_side() -> None:
         pieces.append(TEXT.take(8, position))
     thread.join()
     assert "".join(pieces) + TEXT.finish(8) == REFERENCE.decode(list(tokens))
+
+
+def test_text_of_a_token_that_was_never_delivered_is_not_flushed() -> None:
+    text = TokenizerText(TOKENIZER)
+    whole = text.encode("never <stop here")
+    text.open(1, stop=("<stop>",))
+    for position, token in enumerate(whole):
+        text.push(1, position, token)
+    kept = len(text.encode("never"))
+    released = "".join(text.take(1, position) for position in range(kept))
+    assert released + text.finish(1, tokens=kept) == text.decode(whole[:kept])

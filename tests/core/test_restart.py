@@ -136,6 +136,16 @@ def test_engine_time_goes_on_by_the_wall_clock_and_never_falls(later_ns: int, ga
     third.close()
 
 
+def test_a_clock_that_falls_does_not_take_engine_time_along() -> None:
+    rig = Rig()
+    rig.submit([1, 2])
+    rig.run_actions(20)
+    rig.device.clock._now_ns -= 3_000
+    rig.run()  # the ledger holds each instant against the one before
+    rig.check_answers()
+    rig.close()
+
+
 def test_the_first_step_of_a_journal_is_at_zero() -> None:
     rig = Rig(load=False, wall_ns=1_700_000_000_000_000_000)
     assert (rig.steps[0].step, rig.steps[0].at_ns) == (1, 0)

@@ -66,7 +66,7 @@ class WordText:
     def take(self, request: int, position: int) -> str:
         return f"<{self.pushed[request][position]}>"
 
-    def finish(self, request: int) -> str:
+    def finish(self, request: int, *, tokens: int | None = None) -> str:
         self.drop(request)
         return ""
 
