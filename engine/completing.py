@@ -23,6 +23,8 @@ def complete(draft: Draft, taken: Completed) -> None:
         return
     if job.state == "planned":
         mark_submitted(draft, job, taken.ticket)
+    elif job.ticket != taken.ticket:
+        return  # another submission's answer: nothing of this job is known by it (E8)
     numeric = any(result.fault == "numeric" for result in taken.rows)
     if job.state == "uncertain" or numeric:
         reason = "abnormal numbers" if numeric else "done after a doubtful submit"

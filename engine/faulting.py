@@ -23,8 +23,10 @@ SICK = ("unhealthy", "wedged", "lost")
 def fault(draft: Draft, taken: DeviceFaulted) -> None:
     """Fence the job that failed, then give the device up.
 
-    A fault of no job in flight is only recorded (I5).
+    A fault of no job in flight, or of another epoch, is only recorded (I5).
     """
+    if taken.epoch not in (0, draft.state.device.epoch):
+        return
     device_wide = taken.kind in ("device", "call")
     reason = f"{taken.kind} {taken.code:#06x}: {taken.reason}"
     job = draft.state.jobs.get(taken.job) if taken.job is not None else None

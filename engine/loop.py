@@ -429,10 +429,15 @@ class Engine:
 
     def subscribe(self, *, steps_max: int = 4096) -> Subscription:
         """Return the durable steps from here on, as they become visible."""
-        subscription = Subscription(steps_max, forget=self._subscriptions.remove)
+        subscription = Subscription(steps_max, forget=self._forget)
         with self._visible:
             self._subscriptions.append(subscription)
         return subscription
+
+    def _forget(self, subscription: Subscription) -> None:
+        with self._visible:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
 
     def ready(self) -> bool:
         """Return whether a request would be served now (E29)."""

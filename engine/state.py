@@ -402,9 +402,12 @@ def _compact_waiting(state: State) -> None:
 
 
 def _drop_passed_deadlines(state: State) -> None:
-    """Keep the earliest deadline that still matters at the top of the heap."""
+    """Keep the earliest deadline that still matters on top, and the heap bounded by live ones."""
     while state.deadlines and state.deadlines[0][1] not in state.requests:
         heapq.heappop(state.deadlines)
+    if len(state.deadlines) > 2 * len(state.requests) + 64:
+        state.deadlines = [entry for entry in state.deadlines if entry[1] in state.requests]
+        heapq.heapify(state.deadlines)
 
 
 def is_end_token(state: State, request: RequestState, token: int) -> bool:

@@ -1,6 +1,6 @@
 """The command line as a whole: help, devices, machines, how errors leave, programs of their own.
 
-Source: interfaces (Command line), architecture chapter 9.
+Source: README.md (commands, exit codes).
 """
 
 from pathlib import Path

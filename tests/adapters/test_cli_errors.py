@@ -1,6 +1,6 @@
 """Bad input on the command line: an exit code, one line that says what to do, no traceback.
 
-Source: interfaces (exit codes, errors), architecture chapter 9.
+Source: README.md (exit codes).
 """
 
 import shutil

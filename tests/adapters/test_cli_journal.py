@@ -1,6 +1,6 @@
 """``laneway journal``: what is shown is what happened; a journal that was changed is found out.
 
-Source: interfaces (Command line, Journal in SQL), R18.5.
+Source: R18.5.
 """
 
 import json

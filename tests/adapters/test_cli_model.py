@@ -1,6 +1,6 @@
 """``laneway model``: pack, inspect, verify.
 
-Source: interfaces (Models, model verify), E20a, E25, R10.2.
+Source: E20a, E25, R10.2.
 """
 
 import json

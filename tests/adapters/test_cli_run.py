@@ -1,6 +1,6 @@
 """``laneway run``: the answers, their JSON, exit codes, determinism.
 
-Source: interfaces (Command line, run --json).
+Source: README.md (commands).
 """
 
 from pathlib import Path
