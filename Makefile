@@ -40,7 +40,7 @@ demo: $(STAMP)
 	$(BIN)/laneway journal verify $(DEMO_JOURNAL)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -162,8 +162,10 @@ def load_library(path: str | Path) -> Library:
 
     Raises: ConfigurationError if it cannot be loaded; AbiMismatchError if it is another ABI.
     """
+    if not Path(path).is_file():
+        raise ConfigurationError(f"{path}: there is no such library: check the path")
     try:
-        cdll = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL)
+        cdll = ctypes.CDLL(str(Path(path).resolve()), mode=ctypes.RTLD_LOCAL)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be loaded as an npurt library: {error}") from error
     entries = {name: _declare(cdll, name, types) for name, types in PROTOTYPES.items()}

@@ -14,8 +14,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from laneway.adapters import cli_devices, cli_journal, cli_machines, cli_model, cli_run
-from laneway.adapters.exits import USAGE, describe, exit_code, is_help
+from laneway.adapters import (
+    cli_bench,
+    cli_devices,
+    cli_journal,
+    cli_machines,
+    cli_model,
+    cli_run,
+    cli_soak,
+)
+from laneway.adapters.exits import INTERRUPTED, USAGE, describe, exit_code, is_help
 
 app = typer.Typer(
     name="laneway",
@@ -30,6 +38,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run")(cli_run.run)
+app.command("bench")(cli_bench.bench)
+app.command("soak")(cli_soak.soak)
 app.command("devices")(cli_devices.devices)
 app.add_typer(cli_machines.app, name="machines")
 app.add_typer(cli_model.app, name="model")
@@ -68,7 +78,7 @@ def main() -> None:
     if debug:
         sys.argv.insert(1, "--debug")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="laneway", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         if is_help(error):
             sys.exit(USAGE)
@@ -78,6 +88,8 @@ def main() -> None:
             f"laneway: {describe(error)}", style="red", markup=False, highlight=False
         )
         sys.exit(exit_code(error))
+    if code == INTERRUPTED:
+        print("laneway: interrupted", file=sys.stderr)
     sys.exit(code)
 
 

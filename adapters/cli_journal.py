@@ -1,6 +1,7 @@
 """``laneway journal``: look into a journal, fold it, prove it, copy it."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,12 @@ def _reading(file: str) -> Iterator[ReadableJournal]:
         journal.close()
 
 
+def _ns(option: str, time_ms: float) -> int:
+    if not math.isfinite(time_ms):
+        raise typer.BadParameter(f"{option} wants a time in milliseconds, not {time_ms}")
+    return int(time_ms * 1e6)
+
+
 def _ms(duration_ns: int) -> str:
     return f"{duration_ns / 1e6:.3f}"
 
@@ -61,6 +68,9 @@ def show_steps(
     last: Annotated[int | None, typer.Option(help="To this step.")] = None,
     from_ms: Annotated[float, typer.Option(help="From this engine time.")] = 0.0,
     until_ms: Annotated[float | None, typer.Option(help="To this engine time.")] = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="The input's fields; always with --input.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show steps: the input, and the events that were decided. All filters must pass.
@@ -73,6 +83,8 @@ def show_steps(
         laneway journal show run.db --input DeviceFaulted --json
 
     """
+    from_ns = _ns("--from-ms", from_ms)
+    until_ns = None if until_ms is None else _ns("--until-ms", until_ms)
     with _reading(file) as journal:
         steps = show(
             journal,
@@ -86,8 +98,8 @@ def show_steps(
             input_kind=kind,
             first=first,
             last=last,
-            from_ns=int(from_ms * 1e6),
-            until_ns=None if until_ms is None else int(until_ms * 1e6),
+            from_ns=from_ns,
+            until_ns=until_ns,
         )
         if as_json:
             for step in steps:
@@ -95,14 +107,32 @@ def show_steps(
             return
         for record in map(step_record, steps):
             print(f"{record['step']:>7}  {_ms(record['at_ns']):>12} ms  {record['input_kind']}")
+            if details or kind is not None:
+                _tell_fields(record["input"])
             for event in record["events"]:
                 names = ", ".join(event["entities"])
-                print(f"{'':24}{names} {event['trigger']}: {event['source']} -> {event['dest']}")
+                reason = event["data"].get("reason")
+                because = f"  ({reason})" if reason else ""
+                moved = f"{event['trigger']}: {event['source']} -> {event['dest']}"
+                print(f"{'':24}{names} {moved}{because}")
+
+
+def _tell_fields(fields: dict[str, Any], *, indent: int = 12) -> None:
+    """Print what an input says, one field a line, leaving out what is empty."""
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            print(f"{'':{indent}}{name}:")
+            _tell_fields(value, indent=indent + 2)
+        elif value not in (None, "", 0, [], ()):
+            print(f"{'':{indent}}{name}: {value}")
 
 
 @app.command("stats")
 def show_stats(file: File, as_json: Json = False) -> None:
-    """Sum a journal up: rows, incarnations, endings, tokens, events, faults.
+    """Sum a journal up: rows, incarnations, endings, tokens, events, faults, metrics.
+
+    The metrics are those that the engine had after the last step. Percentiles are estimated from
+    buckets.
 
     Examples:
         laneway journal stats run.db
@@ -122,6 +152,30 @@ def show_stats(file: File, as_json: Json = False) -> None:
         table.add_row(f"{machine} events", _counts(events))
     table.add_row("faults", _counts(sums["faults"]) or "none")
     wide_console().print(table)
+    wide_console().print(_metrics_table(sums["metrics"]))
+
+
+def _metrics_table(metrics: dict[str, list[dict[str, Any]]]) -> Table:
+    """Return the metrics line by line; what is 0 or was never observed is left out."""
+    table = Table("metric", "labels", "value", title="metrics after the last step")
+    for name, series in metrics.items():
+        for one in series:
+            value = _spread(one, name) if "count" in one else f"{one['value']:.15g}"
+            if value not in ("", "0"):
+                told = [f"{k}={v}" for k, v in one["labels"].items() if k != "engine"]
+                table.add_row(name.partition(":")[2], ", ".join(told), value)
+    return table
+
+
+def _spread(one: dict[str, Any], name: str) -> str:
+    """Return count and mean of a histogram, and percentiles where it measures time."""
+    if not one["count"]:
+        return ""
+    mean = one["sum"] / one["count"]
+    if not name.endswith("_seconds"):
+        return f"{one['count']} times, mean {mean:.3f}"
+    shares = ", ".join(f"{share} {one[share] * 1e3:.3f}" for share in ("p50", "p90", "p99"))
+    return f"{one['count']} times, mean {mean * 1e3:.3f} ms, {shares}"
 
 
 def _counts(counts: dict[str, int]) -> str:

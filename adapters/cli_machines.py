@@ -9,7 +9,7 @@ from rich.table import Table
 from laneway.adapters.screen import wide_console
 from laneway.engine.errors import ConfigurationError
 from laneway.statemachines import MACHINES, Edge, Machine
-from laneway.statemachines.coupling import couplings_of
+from laneway.statemachines.coupling import couplings_of, couplings_with
 from laneway.statemachines.declare import RECOVERY
 from laneway.statemachines.draw import markdown
 
@@ -97,21 +97,32 @@ def _explain_state(machine: Machine, state: str) -> None:
     print(f"{machine.name} {state} ({kind}): {machine.states[state]}")
     for edge in machine.edges:
         if edge.dest == state:
-            print(f"  reached by {edge.trigger} from {', '.join(edge.sources)}  [{edge.rule}]")
+            print(f"  reached by {edge.trigger} from {', '.join(edge.sources)}  {_said(edge)}")
+            _explain_couplings(machine, edge, indent="    ")
     for edge in machine.edges:
         if state in edge.sources:
-            print(f"  left by {edge.trigger} to {edge.dest}  [{edge.rule}]")
+            print(f"  left by {edge.trigger} to {edge.dest}  {_said(edge)}")
 
 
 def _explain_edge(machine: Machine, edge: Edge) -> None:
     print(f"{machine.name} {edge.trigger}: {', '.join(edge.sources)} -> {edge.dest}")
     if edge.why:
         print(f"  why: {edge.why}")
-    for coupling in couplings_of(machine.name, edge.trigger):
-        then = " or ".join(" ".join(pair) for pair in coupling.then)
-        print(f"  in the same step: {then} ({coupling.why}) [{coupling.rule}]")
+    _explain_couplings(machine, edge, indent="  ")
     if edge.by == RECOVERY:
         print("  decided by: nothing while the reset budget is 0; a fault ends in device lost (G7)")
     else:
         print(f"  decided by: engine/{edge.by.replace('.', '.py, function ')}")
     print(f"  rule: {edge.rule}")
+
+
+def _said(edge: Edge) -> str:
+    return f"[{edge.by}; {edge.rule}]"
+
+
+def _explain_couplings(machine: Machine, edge: Edge, *, indent: str) -> None:
+    for coupling in couplings_of(machine.name, edge.trigger):
+        then = " or ".join(" ".join(pair) for pair in coupling.then)
+        print(f"{indent}in the same step: {then} ({coupling.why}) [{coupling.rule}]")
+    for coupling in couplings_with(machine.name, edge.trigger):
+        print(f"{indent}goes with: {' '.join(coupling.when)} ({coupling.why}) [{coupling.rule}]")

@@ -28,6 +28,9 @@ from laneway.engine import (
 from laneway.engine.errors import ConfigurationError, DeviceLostError
 from laneway.journal import open_journal
 
+LOGPROB_LEAST = -9999.0
+"""What JSON says instead of anything lower, down to minus infinity, which it cannot say."""
+
 
 def run(
     prompts: Annotated[list[str] | None, typer.Argument(help="Prompts, answered at once.")] = None,
@@ -44,6 +47,12 @@ def run(
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
     min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="One seed for all; default drawn.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    presence_penalty: Annotated[float, typer.Option(help="-2 to 2; 0 is off.")] = 0.0,
+    frequency_penalty: Annotated[float, typer.Option(help="-2 to 2; 0 is off.")] = 0.0,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: each token's, and so many of the best.")
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop text. May be repeated.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds, each.")] = None,
     journal: Annotated[
@@ -72,6 +81,9 @@ def run(
             top_p=top_p,
             min_p=min_p,
             seed=seed if seed is not None else secrets.randbits(63),
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
         )
     )
     alias = folder.resolve().name
@@ -84,6 +96,7 @@ def run(
                 sampling=sampling,
                 stop=tuple(stop or ()),
                 deadline_s=deadline,
+                logprobs=logprobs,
             )
         )
         for prompt in wanted
@@ -93,7 +106,10 @@ def run(
         results = asyncio.run(_answer(engine, requests, quiet=as_json))
     if as_json:
         for index, result in enumerate(results):
-            print(json.dumps(_row(index, result)))
+            row = _row(index, result)
+            if logprobs is not None:
+                row["logprobs"] = [_logprobs_row(pairs) for pairs in result.logprobs]
+            print(json.dumps(row))
     raise typer.Exit(DONE if all(result.error is None for result in results) else ANSWER_IS_NO)
 
 
@@ -213,6 +229,12 @@ def _row(index: int, result: Result) -> dict[str, Any]:
         },
         "error": error,
     }
+
+
+def _logprobs_row(pairs: tuple[tuple[int, float], ...]) -> dict[str, Any]:
+    """Return one token's log-probability and the most likely; none below what clients know."""
+    bounded = [[token, max(value, LOGPROB_LEAST)] for token, value in pairs]
+    return {"token": bounded[0][0], "logprob": bounded[0][1], "top": bounded[1:]}
 
 
 def _error_type(result: Result) -> str:

@@ -33,6 +33,7 @@ from laneway.engine.errors import DeviceError, InternalError
 from laneway.engine.inputs import (
     BufferRestored,
     ConfigureFailed,
+    DeviceFaulted,
     Input,
     KvApplied,
     KvApplyFailed,
@@ -70,6 +71,7 @@ class Commands:
         self._graveyard = graveyard
         self._chips = chips
         self._post = post
+        self._never_bound: set[int] = set()
 
     # -------------------------------------------------------------------------- jobs
 
@@ -106,13 +108,19 @@ class Commands:
         else:
             reason = answer.reason if not answer.ok else f"{answer.call}: accepted without a ticket"
             refused = answer.code or npurt.Code.INTERNAL
+            buffer.wipe()  # it goes back to the pool with nothing of anybody in it (E4)
             self._post(SubmitRefused(job=effect.job, code=refused, reason=reason))
             return
         buffer.ticket = ticket
         self._post(answered)
-        if ticket:
+        if not ticket:
+            self._give_up(effect, buffer, answer)
+        else:
             self._waiting.track(
-                Flight(effect, model, generation, buffer, ticket, begun_ns, begun_ns)
+                Flight(
+                    *(effect, model, generation, buffer, ticket, begun_ns, begun_ns),
+                    graveyard=self._graveyard,
+                )
             )
 
     def _submit(
@@ -139,6 +147,26 @@ class Commands:
         answer = self._calls.attempt("npurt_job_submit", ctypes.byref(params), ctypes.byref(ticket))
         return answer, ticket.value
 
+    def _give_up(self, effect: SubmitJob, buffer: Buffer, answer: Answer) -> None:
+        """End a job that may be queued and has no ticket to ask about it (E5, E9)."""
+        reason = f"the submit is in doubt and gave no ticket: {answer.reason}"
+        bury_buffer(buffer, self._graveyard, reason)
+        self._post(
+            DeviceFaulted(
+                job=effect.job,
+                ticket=0,
+                epoch=effect.epoch,
+                generation=effect.generation,
+                kind="call",
+                code=answer.code,
+                quiescent=False,
+                kv_effect="unknown",
+                reason=reason,
+                record=None,
+                health=None,
+            )
+        )
+
     # -------------------------------------------------------------------------- KV
 
     def apply_kv(self, effect: ApplyKv) -> None:
@@ -158,6 +186,7 @@ class Commands:
         self, model: LoadedModel, operations: tuple[KvOperation, ...], *, job: int | None
     ) -> KvApplyFailed | None:
         """Apply a list once. Return what failed, or None."""
+        operations = self._without_needless(model, operations)
         if not operations:
             return None
         array = model.device_operations(operations)
@@ -166,11 +195,34 @@ class Commands:
             "npurt_kv_apply",
             *(model.bank, array, ctypes.sizeof(npurt.KvOp), len(array), ctypes.byref(bad)),
         )
+        reserved = {model.lane_index(op.lane) for op in operations if op.verb == "RESERVE"}
         if answer.ok:
             model.note_applied(array)
+            self._never_bound -= reserved
             return None
+        if answer.code != npurt.Code.KV_UNKNOWN:
+            self._never_bound |= reserved - set(model.lane_tags)
         blamed = operations[min(bad.value, len(operations) - 1)]
         return _kv_failure(blamed, job, answer.code, reason=answer.reason)
+
+    def _without_needless(
+        self, model: LoadedModel, operations: tuple[KvOperation, ...]
+    ) -> tuple[KvOperation, ...]:
+        """Leave out each RELEASE of a lane of which no RESERVE was ever applied.
+
+        Why: such a lane had an owner in the engine and none in the bank, and a bank may call its
+        release a mistake; the lane would then be in doubt for nothing (row 19).
+        """
+        if not self._never_bound:
+            return operations
+        needed = []
+        for operation in operations:
+            lane = model.lane_index(operation.lane)
+            if operation.verb == "RELEASE" and lane in self._never_bound:
+                self._never_bound.remove(lane)
+            else:
+                needed.append(operation)
+        return tuple(needed)
 
     # -------------------------------------------------------------------------- buffers
 
@@ -248,6 +300,7 @@ class Commands:
                     self._calls, model.calbin, number, parts[plan.submodel]
                 )
         model.lane_tags.clear()
+        self._never_bound.clear()
         model.current = Generation(
             epoch=effect.epoch,
             generation=effect.generation,

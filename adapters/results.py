@@ -14,7 +14,9 @@ from laneway.engine.bf16 import ROW_OK, ROW_PARAMETERS
 from laneway.engine.effects import SubmitJob, SubmitRow
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import NO_TOKEN, RowResult
-from laneway.engine.logits import SamplerScratch, SamplingArrays, sample_rows
+from laneway.engine.logits import sample_rows
+from laneway.engine.logprobs import Logprobs, allocate_logprobs
+from laneway.engine.sampling_arrays import SamplerScratch, SamplingArrays
 
 
 class Results:
@@ -34,7 +36,8 @@ class Results:
         scratch = self._scratch.get(model.vocabulary)
         if scratch is None:
             scratch = self._scratch[model.vocabulary] = SamplerScratch.allocate(model.vocabulary)
-        sample_rows(logits, _wanted(effect.rows), scratch, tokens, status)
+        logprobs = _room_for_logprobs(effect.rows)
+        sample_rows(logits, _wanted(effect.rows), scratch, tokens, status, logprobs)
         digests = buffer.output("kv_digest")
         results = []
         for index, row in enumerate(effect.rows):
@@ -50,6 +53,7 @@ class Results:
                     fault=fault,
                     verdict=verdict,
                     kv_digest=None if digests is None else int(digests.reshape(-1)[index]),
+                    logprobs=() if logprobs is None else logprobs.of_row(index),
                 )
             )
         return tuple(results)
@@ -77,8 +81,21 @@ def _wanted(rows: tuple[SubmitRow, ...]) -> SamplingArrays:
         if row.sampling is None:
             arrays.want_scan(index)
         else:
-            arrays.want_token(index, row.sampling, position=row.start + len(row.tokens))
+            arrays.want_token(
+                index,
+                row.sampling,
+                position=row.start + len(row.tokens),
+                prompt=row.prompt,
+                output=row.output,
+                masked=row.masked,
+                logprobs=row.logprobs,
+            )
     return arrays
+
+
+def _room_for_logprobs(rows: tuple[SubmitRow, ...]) -> Logprobs | None:
+    """Return room for the log-probabilities of a job, or None where no row asks for any."""
+    return None if all(row.logprobs is None for row in rows) else allocate_logprobs(len(rows))
 
 
 def _fault_of(status: int) -> str:

@@ -26,12 +26,17 @@ _VIOLATIONS_MAX = 1024
 
 @attrs.frozen(kw_only=True)
 class Violation:
-    """A mistake of the host that the simulated board saw."""
+    """A mistake of the host that the simulated board saw; ``ticket`` 0 if it is about no job."""
 
     ticket: int
     when_ns: int
     code: int
     text: str
+
+    @property
+    def kind(self) -> str:
+        """What it is, in one of the words that native/npurt_sim.h lists."""
+        return self.text.partition(" ")[0]
 
 
 class SimulatorControls:

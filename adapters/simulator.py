@@ -3,6 +3,8 @@
 The library is found as adapters/library.py says; the URL's keys become the board's configuration.
 ``clock=real`` (default) runs by itself, ``manual`` and ``virtual`` stand still until stepped:
 ``manual`` by a test, ``virtual`` by an engine without threads, as fast as the machine allows.
+``checks=`` says which mistakes with memory in flight the board looks for: ``all``, ``none``, or
+some of ``input``, ``output`` and ``reuse`` with ``+`` between them; profile ``tiny`` looks for all.
 
 Source: native/npurt_sim.h.
 """
@@ -20,7 +22,7 @@ from laneway.engine.errors import CapabilityError, ConfigurationError
 PROFILES = ("tiny", "null", "tp2-ref")
 CLOCKS = ("real", "manual", "virtual")
 BOARD_KEYS = (
-    *("seed", "clock", "scale", "strict", "capture", "dram_bytes"),
+    *("seed", "clock", "scale", "strict", "capture", "checks", "dram_bytes"),
     *("runtime_version", "driver_version", "firmware_version"),
 )
 KEYS = (*BOARD_KEYS, "faults")

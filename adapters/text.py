@@ -76,14 +76,21 @@ class TokenizerText:
         kept = [token for token in tokens if token not in self._skipped]
         return str(self._tokenizer.decode(kept, skip_special_tokens=True))
 
-    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
+    def open(
+        self,
+        request: int,
+        *,
+        stop: tuple[str, ...],
+        tokens: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
         """Begin a request's text, or rebuild it from the tokens it already has.
 
-        The first push after this is of the token that follows ``tokens``.
+        The first push after this is of the token that follows ``tokens``, which are generated ones.
         Raises: ValueError for a stop string that cannot be searched for.
         """
         check_stop(stop)
-        text = _Text(self._detokeniser, stop, tokens)
+        text = _Text(self._detokeniser, stop, tokens, searched_from=max(min_tokens - 1, 0))
         with self._lock:
             self._texts[request] = text
 
@@ -141,7 +148,14 @@ class TokenIdsText:
         """Refuse. Raises: ValueError always."""
         raise ValueError("this model has no tokenizer: give the prompt as token ids")
 
-    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
+    def open(
+        self,
+        request: int,
+        *,
+        stop: tuple[str, ...],
+        tokens: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
         """Begin a request. Raises: ValueError for stop strings."""
         if stop:
             raise ValueError("this model has no tokenizer: it cannot look for stop strings")
@@ -163,13 +177,22 @@ class TokenIdsText:
 
 
 class _Text:
-    """The text of one request by position; entry i belongs to the i-th generated token."""
+    """The text of one request by position; entry i belongs to the i-th generated token.
+
+    Text released before token ``searched_from`` is not searched for stop strings.
+    """
 
     def __init__(
-        self, detokeniser: Callable[[], Detokeniser], stop: Sequence[str], tokens: Iterable[int]
+        self,
+        detokeniser: Callable[[], Detokeniser],
+        stop: Sequence[str],
+        tokens: Iterable[int],
+        *,
+        searched_from: int = 0,
     ) -> None:
         self._new_detokeniser = detokeniser
         self._stop = stop
+        self._searched_from = searched_from
         self._first_position: int | None = None
         self._taken = 0
         self._rebuild(tokens)
@@ -219,7 +242,9 @@ class _Text:
             self._append(token)
 
     def _append(self, token: int) -> None:
-        self._released.append(self._matcher.add(self._detokeniser.add(token)))
+        piece = self._detokeniser.add(token)
+        searched = len(self._tokens) >= self._searched_from
+        self._released.append(self._matcher.add(piece) if searched else piece)
         if self._matcher.hit and self._hit_index is None:
             self._hit_index = len(self._tokens)
         self._tokens.append(token)

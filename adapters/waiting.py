@@ -9,14 +9,16 @@ by age alone. Time is the device's clock, so a stepped device gives the same rep
 """
 
 import ctypes
+import logging
 import threading
 from collections.abc import Callable
 
 import attrs
 
 from laneway.adapters import npurt
+from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Answer
-from laneway.adapters.buffers import Buffer
+from laneway.adapters.buffers import Buffer, bury_buffer
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_health, read_record, read_times
 from laneway.adapters.loaded import Generation, LoadedModel
@@ -25,6 +27,7 @@ from laneway.engine.clock import Clock
 from laneway.engine.effects import SubmitJob
 from laneway.engine.errors import DeviceError
 from laneway.engine.inputs import (
+    NO_TOKEN,
     Completed,
     DeviceFaulted,
     HealthFacts,
@@ -33,6 +36,7 @@ from laneway.engine.inputs import (
     JobStalled,
 )
 
+LOG = logging.getLogger("laneway.adapters.waiting")
 SLICE_NS = 200_000_000
 _SHORTEST_WAIT = 200
 _STAGES = ("suspect", "confirm", "cap")
@@ -49,7 +53,10 @@ _KINDS = {
 
 @attrs.define(eq=False)
 class Flight:
-    """One job that the device has, or may have, taken."""
+    """One job that the device has, or may have, taken.
+
+    ``graveyard`` takes its memory if the device does not let go of it.
+    """
 
     effect: SubmitJob
     model: LoadedModel
@@ -58,6 +65,7 @@ class Flight:
     ticket: int
     since_ns: int
     looked_ns: int
+    graveyard: Graveyard = attrs.field(kw_only=True)
     phase: str = "queued"
     said: set[str] = attrs.field(factory=set)
 
@@ -84,6 +92,12 @@ class Waiting:
         self._flights: dict[int, Flight] = {}
         self._changed = threading.Condition()
         self._changes = 0
+        self._missed = 0
+
+    @property
+    def missed_count(self) -> int:
+        """How many results a poll found that no wait had told of."""
+        return self._missed
 
     def track(self, flight: Flight) -> None:
         """Wait for a ticket from now on; its acceptance was posted before."""
@@ -169,23 +183,27 @@ class Waiting:
         return min(instants, default=None)
 
     def drop_all(self) -> tuple[SubmitJob, ...]:
-        """Stop waiting for everything in flight; return what it was."""
+        """Stop waiting for all in flight and keep its memory for good; return what it was."""
         with self._changed:
-            effects = tuple(flight.effect for flight in self._flights.values())
+            flights = tuple(self._flights.values())
             self._flights.clear()
-        return effects
+        for flight in flights:
+            bury_buffer(flight.buffer, flight.graveyard, f"ticket {flight.ticket} was given up")
+        return tuple(flight.effect for flight in flights)
 
     def _snapshot(self) -> tuple[Flight, ...]:
         with self._changed:
             return tuple(self._flights.values())
 
-    def _forget(self, flight: Flight) -> None:
+    def _forget(self, flight: Flight) -> bool:
+        """Stop waiting for a ticket; tell whether it was still waited for."""
         with self._changed:
-            self._flights.pop(flight.ticket, None)
+            return self._flights.pop(flight.ticket, None) is not None
 
     def _finish(self, flight: Flight) -> None:
-        """Post what became of a terminal ticket; from here on it is not waited for."""
-        self._forget(flight)
+        """Post what became of a terminal ticket, unless that was posted before (E7)."""
+        if not self._forget(flight):
+            return
         record = npurt.Completion()
         answer = self._calls.attempt("npurt_job_result", flight.ticket, ctypes.byref(record))
         generation = flight.generation
@@ -217,6 +235,9 @@ class Waiting:
             reason = f"the output could not be read: {type(error).__name__}: {error}"
             self._fault(flight, npurt.Code.INTERNAL, kind="call", reason=reason, record=record)
             return
+        if record.h.flags & npurt.NUMERIC_FLAG:
+            # The device itself says so, whatever its numbers look like (R14.5).
+            rows = tuple(attrs.evolve(row, token=NO_TOKEN, fault="numeric") for row in rows)
         took_ns = max(0, self._clock.now_ns() - begun_ns)
         self._post(
             Completed(
@@ -241,6 +262,10 @@ class Waiting:
         reason: str,
         record: npurt.Completion | None = None,
     ) -> None:
+        quiescent = record is not None and bool(record.h.flags & npurt.QUIESCENT)
+        if not quiescent:
+            # Before anybody hears of it: what may still be written to is kept from now on (E9).
+            bury_buffer(flight.buffer, flight.graveyard, f"ticket {flight.ticket}: {reason}")
         health, unanswered = self._read_health()
         ccu = read_record(record.ccu) if record is not None else None
         said = f" ({ccu.text})" if ccu is not None and ccu.text else ""
@@ -252,7 +277,7 @@ class Waiting:
                 generation=flight.effect.generation,
                 kind=kind,
                 code=code,
-                quiescent=record is not None and bool(record.h.flags & npurt.QUIESCENT),
+                quiescent=quiescent,
                 kv_effect=npurt.KV_EFFECTS.get(record.kv_effect, "unknown")
                 if record is not None
                 else "unknown",
@@ -264,7 +289,8 @@ class Waiting:
 
     def _give_up(self, flight: Flight, answer: Answer) -> None:
         """Stop waiting for a ticket whose fate the device does not tell."""
-        self._forget(flight)
+        if not self._forget(flight):
+            return
         self._fault(flight, answer.code, kind="call", reason=answer.reason)
 
     def _look_at(self, flights: tuple[Flight, ...]) -> bool:
@@ -286,7 +312,9 @@ class Waiting:
             self._give_up(flight, answer)
             return True
         if state.h.flags & npurt.TERMINAL:
-            # The wait missed it: a missed notification is not a missing completion.
+            # The wait missed it: a missed notification is not a missing completion (row 10).
+            self._missed += 1
+            LOG.warning("ticket %d was done and no wait said so (%d)", flight.ticket, self._missed)
             self._finish(flight)
             return True
         posted = False

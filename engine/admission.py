@@ -1,6 +1,4 @@
-"""Admit a request or refuse it at once, with the reason and what to do about it.
-
-(R7.2, R14.1).
+"""Admit a request or refuse it at once, with the reason and what to do about it (R7.2, R14.1).
 
 Nothing here waits or spins. What can never fit is refused with need and limit; what could fit later
 is refused with a time to come back when the queue is full; everything else is queued, first come
@@ -86,11 +84,9 @@ def _refuse_shape(model: ModelState, taken: RequestSubmitted) -> Refusal | None:
         return Refusal("empty_prompt", 400, "the prompt has no tokens: give at least one")
     if taken.max_tokens < 1:
         return Refusal("max_tokens", 400, f"max_tokens must be at least 1, not {taken.max_tokens}")
-    for token in taken.prompt:
-        if not 0 <= token < facts.vocabulary:
-            return Refusal(
-                "unknown_token", 400, f"token {token} is not in 0..{facts.vocabulary - 1}"
-            )
+    unknown = _refuse_unknown_tokens(facts.vocabulary, taken)
+    if unknown is not None:
+        return unknown
     need = len(taken.prompt) + taken.max_tokens
     if need > facts.context_tokens:
         return Refusal(
@@ -106,6 +102,23 @@ def _refuse_shape(model: ModelState, taken: RequestSubmitted) -> Refusal | None:
             400,
             f"prompt of {len(taken.prompt)} tokens; a prefill takes at most {longest}: shorten it",
         )
+    return None
+
+
+def _refuse_unknown_tokens(vocabulary: int, taken: RequestSubmitted) -> Refusal | None:
+    """Refuse ids that the model does not have, wherever the request names them (G17)."""
+    sampling = taken.sampling
+    for name, ids in (
+        ("", taken.prompt),
+        ("stop_token_ids: ", taken.stop_token_ids),
+        ("logit_bias: ", tuple(token for token, _ in sampling.logit_bias)),
+        ("allowed_token_ids: ", sampling.allowed_token_ids or ()),
+    ):
+        for token in ids:
+            if not 0 <= token < vocabulary:
+                return Refusal(
+                    "unknown_token", 400, f"{name}token {token} is not in 0..{vocabulary - 1}"
+                )
     return None
 
 

@@ -46,13 +46,18 @@ def mass_bounds(
     offset = highest * scale
     if not abs(offset) <= _OFFSET_MAX:
         return 0.0, np.inf
-    unread = UNREAD_MASS / row.size
-    threshold = key_below(highest, -temperature * math.log(unread))
+    threshold = read_from(row.size, highest, temperature)
     mass = _estimate(
         row.view(np.uint16), block_max, threshold, np.float32(scale), np.float32(offset), lanes
     )
     error = 1.5e-7 * (abs(offset) + 126.0) + 6e-8 * block_max.size + 6e-5
     return mass * (1.0 - error), mass * (1.0 + error) + UNREAD_MASS
+
+
+@inner
+def read_from(size: int, highest: float, temperature: float) -> np.int16:
+    """Return the order key that a block must reach to be read for the estimate."""
+    return key_below(highest, -temperature * math.log(UNREAD_MASS / size))
 
 
 @inner_fused

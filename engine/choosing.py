@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from laneway.engine.bf16 import key_below, order_key, widen
 from laneway.engine.bounds import mass_bounds
 from laneway.engine.candidates import (
+    ID_MASK,
     TOP_K_BY_BLOCKS_MAX,
     collect,
     group_candidates,
@@ -28,8 +29,6 @@ from laneway.engine.jit import inner
 
 UPPER_PART = math.exp(-10.0)
 """Weight down to which an unbounded row's candidates are gathered (way 2)."""
-
-_ID_MASK = np.uint64(0xFFFFFFFF)
 
 
 @inner
@@ -66,12 +65,12 @@ def choose(
         left = weigh(values, sizes, weights, groups, temperature, min_p, wanted)
         place = -1
         if count >= wanted or min_p >= UPPER_PART:
-            place = _pick_complete(sizes, weights, left, top_p, u)
+            place = pick_complete(sizes, weights, left, top_p, u)
         elif wanted == row.size and min_p == 0.0:
             low, high = mass_bounds(row, block_max, highest, temperature, lanes)
-            place = _pick_upper(sizes, weights, left, top_p, u, low, high)
+            place = pick_upper(sizes, weights, left, top_p, u, low, high)
         if place >= 0:
-            return int(candidates[place] & _ID_MASK)
+            return int(candidates[place] & ID_MASK)
     count_numbers(row, counts)
     groups = group_counts(counts, block_max[top_block], wanted, values, sizes)
     groups = weigh(values, sizes, weights, groups, temperature, min_p, wanted)
@@ -84,7 +83,7 @@ def choose(
 
 
 @inner
-def _pick_complete(
+def pick_complete(
     sizes: NDArray[np.int64], weights: NDArray[np.float64], groups: int, top_p: float, u: float
 ) -> int:
     """Return the place, in order, of the entry drawn from groups that hold every candidate."""
@@ -96,7 +95,7 @@ def _pick_complete(
 
 
 @inner
-def _pick_upper(
+def pick_upper(
     sizes: NDArray[np.int64],
     weights: NDArray[np.float64],
     groups: int,

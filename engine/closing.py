@@ -20,12 +20,10 @@ def close(draft: Draft, taken: CloseRequested) -> None:
 
 
 def shut_if_idle(draft: Draft) -> None:
-    """Once the engine closes.
+    """Close the device once the engine closes and nothing is left on it.
 
-    Drain models without requests, then close a device with nothing left on it.
-
-    A lost device is closed without touching it (D13); its failed models stay failed, since nobody
-    can verify them clean.
+    Models without requests are drained first. A lost device is closed without touching it (D13);
+    its failed models stay failed, since nobody can verify them clean.
     """
     state = draft.state
     if not state.closing:

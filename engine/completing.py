@@ -82,8 +82,15 @@ def _deliver(draft: Draft, row: JobRow, result: RowResult) -> None:
     if is_end_token(draft.state, request, result.token):
         finish(draft, request, "stop")
         return
-    draft.ask(Deliver(request=request.number, position=len(request.tokens) - 1, token=result.token))
-    if result.stop_hit:
+    draft.ask(
+        Deliver(
+            request=request.number,
+            position=len(request.tokens) - 1,
+            token=result.token,
+            logprobs=result.logprobs,
+        )
+    )
+    if result.stop_hit and len(request.tokens) >= request.min_tokens:
         finish(draft, request, "stop")
     elif len(request.tokens) >= request.max_tokens:
         finish(draft, request, "length")

@@ -1,9 +1,8 @@
 """The closed set of everything the engine can ask of the world.
 
 Effects are carried out after the step that decided them is durable, in the order decided. What the
-device is asked carries job, epoch and generation, and answers quote them.
-Every device effect has exactly one answer, an input; the two client effects (Deliver, Conclude)
-have none.
+device is asked carries job, epoch and generation, and answers quote them. Every device effect but
+PublishModel has exactly one answer, an input; the two client effects (Deliver, Conclude) have none.
 """
 
 import attrs
@@ -28,13 +27,15 @@ class KvOperation:
 
 @attrs.frozen(kw_only=True)
 class SubmitRow:
-    """One row of a job: the tokens of one sequence, run at positions ``start ..
-
-    Start + len(tokens) - 1``.
+    """One row of a job: the tokens of one sequence, run from position ``start`` on.
 
     ``owner`` is a request number, or the index of a trial for golden and warm-up jobs. ``sampling``
     is None where nothing is sampled. The sampled token's absolute position is ``start +
     len(tokens)``; among its request's generated tokens it is number ``generated``.
+
+    ``prompt`` and ``output`` are the request's tokens so far, empty where its penalties do not look
+    at them; ``masked`` must not be drawn, because the request may not end yet; ``logprobs`` as in
+    RequestSubmitted.
     """
 
     lane: int
@@ -43,6 +44,10 @@ class SubmitRow:
     start: int
     sampling: Sampling | None
     generated: int = 0
+    prompt: tuple[int, ...] = ()
+    output: tuple[int, ...] = ()
+    masked: tuple[int, ...] = ()
+    logprobs: int | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -177,6 +182,7 @@ class Deliver:
     request: int
     position: int
     token: int
+    logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @attrs.frozen(kw_only=True)

@@ -174,7 +174,7 @@ class IllegalTransitionError(InternalError):
 
 
 class InvariantError(InternalError):
-    """An invariant of engine/invariants.py does not hold."""
+    """An invariant of engine/invariants.py or engine/watch.py does not hold."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"invariant {name}: {message}")

@@ -46,10 +46,7 @@ class DeviceFacts:
 
 @attrs.frozen(kw_only=True)
 class EngineStarted:
-    """A new incarnation opens (decision 9).
-
-    Wall-clock anchor, code, limits and the device it drives.
-    """
+    """A new incarnation opens: wall-clock anchor, code, limits and device (decision 9)."""
 
     wall_clock_ns: int
     code_version: str
@@ -91,10 +88,7 @@ class Trial:
 
 @attrs.frozen(kw_only=True)
 class ArtifactValidated:
-    """Manifest, hashes, permissions and versions are good (E20a).
-
-    What the artifact is and needs.
-    """
+    """The artifact is good on the host (E20a): what it is, and what it needs."""
 
     model: int
     name: str
@@ -170,7 +164,9 @@ class UnloadRequested:
 class RequestSubmitted:
     """A client wants tokens.
 
-    ``deadline_ns`` is engine time; ``sampling.seed`` is never None here.
+    ``deadline_ns`` is engine time; ``sampling.seed`` is never None here. ``logprobs``: how many of
+    the most likely tokens are told beside each token's own log-probability, None for neither.
+    Before ``min_tokens`` nothing but ``max_tokens`` ends the answer.
     """
 
     request: int
@@ -182,6 +178,9 @@ class RequestSubmitted:
     ignore_eos: bool
     deadline_ns: int | None
     client_id: str | None
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -286,7 +285,8 @@ class RowResult:
     ``token`` is NO_TOKEN where nothing is sampled (forced rows) or ``fault`` is set. ``fault`` is
     "" or ``numeric`` (the device's numbers are abnormal, R14.5) or ``parameters`` (the request's
     own parameters leave no token, G17). ``verdict`` is "" or, for golden rows, ``equal`` or what
-    differs.
+    differs. ``logprobs``, if asked for, are (token, log-probability) before anything is adjusted:
+    the token's own, then the most likely in order.
     """
 
     token: int
@@ -294,6 +294,7 @@ class RowResult:
     fault: str = ""
     verdict: str = ""
     kv_digest: int | None = None
+    logprobs: tuple[tuple[int, float], ...] = ()
 
 
 @attrs.frozen(kw_only=True)

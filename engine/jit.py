@@ -4,8 +4,8 @@
 into its callers. `entry` marks a function that Python calls; its machine code is kept on disk.
 numba's disk cache notices a change of the file that holds the entry point but not of the functions
 the entry point calls, so an edit there would go on running the old code. An entry point therefore
-carries in its cache name a digest of everything it can reach: bytecode and constants of itself and
-of each inner function, however deep.
+carries in its cache name a digest of everything it can reach: bytecode, constants and compiler
+options of itself and of each inner function, however deep.
 """
 
 import hashlib
@@ -21,8 +21,12 @@ R = TypeVar("R")
 
 
 def inner(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile a function that other compiled functions call."""
-    return cast(Callable[P, R], numba.njit(nogil=True)(function))
+    """Compile a function that other compiled functions call.
+
+    Why numpy's error model: a division by zero gives an infinity, which its caller looks for, and
+    does not raise out of a loop over rows.
+    """
+    return cast(Callable[P, R], numba.njit(nogil=True, error_model="numpy")(function))
 
 
 def inner_fused(function: Callable[P, R]) -> Callable[P, R]:
@@ -53,6 +57,7 @@ def _absorb(function: Any, digest: "hashlib.blake2b", seen: set[str]) -> None:
     seen.add(name)
     digest.update(code.co_code)
     digest.update(repr((code.co_consts, code.co_names)).encode())
+    digest.update(repr(getattr(function, "targetoptions", None)).encode())
     for used in code.co_names:
         value = plain.__globals__.get(used)
         if isinstance(value, bool | int | float | tuple | np.generic):

@@ -1,7 +1,4 @@
-"""Every maximum of the engine, with its unit, in one frozen value.
-
-(recorded in ``EngineStarted``).
-"""
+"""Every maximum of the engine, with its unit, in one frozen value; EngineStarted records it."""
 
 import attrs
 

@@ -3,117 +3,57 @@
 Theory of operation. Each row goes through the same stages, on int16 order keys (bf16.py) until only
 what can be drawn is left, then in float64 (groups.py says exactly what is computed):
 
-    scan -> finite? -> parameters in range? -> greedy: highest, lowest id
-                                            -> temperature -> min_p -> top_k -> top_p -> draw
+    scan -> finite? -> parameters in range?
+         -> allowed ids, masked ids, biases, penalties (adjusting.py), if any
+         -> greedy: highest, lowest id
+         -> temperature -> min_p -> top_k -> top_p -> draw
 
-Of the ways to find what can be drawn (choosing.py) the cheapest that is exact is taken, and all
-give the same token. The random number is a function of (request seed, position of the sampled
-token) alone (draw.py), so a token depends on its own row and its own parameters only: not on batch,
-lane, order or thread.
+Of the ways to find what can be drawn (choosing.py, merging.py) the cheapest that is exact is taken,
+and all give the same token. The random number is a function of (request seed, position of the
+sampled token) alone (draw.py), so a token depends on its own row and its own parameters only: not
+on batch, lane, order or thread. Log-probabilities, if asked for, are those of the row before all
+this (logprobs.py).
 
 A number that is not finite is a device fault and never a token (R14.5): the row gets a status and
-NO_TOKEN. Kernels take arrays and scalars; the GIL is released while they run.
+NO_TOKEN. A row whose request's own parameters leave no token, or a NaN, or more than one +inf, gets
+ROW_PARAMETERS (G17); a single +inf is drawn with certainty. Kernels take arrays and scalars; the
+GIL is released while they run.
 """
 
-import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from laneway.engine.bf16 import BLOCK, ROW_OK, ROW_PARAMETERS, fault_of, order_key, scan_blocks
-from laneway.engine.candidates import CANDIDATES_MAX
+from laneway.engine.adjusting import (
+    ALLOWED,
+    Asked,
+    Touched,
+    clear,
+    hide,
+    touch,
+    value_touched,
+)
+from laneway.engine.bf16 import (
+    BLOCK,
+    ROW_OK,
+    ROW_PARAMETERS,
+    fault_of,
+    order_key,
+    scan_blocks,
+    widen,
+)
 from laneway.engine.choosing import choose
 from laneway.engine.draw import uniform
-from laneway.engine.histogram import BINS
 from laneway.engine.inputs import NO_TOKEN
 from laneway.engine.jit import entry, inner
+from laneway.engine.logprobs import Logprobs, allocate_logprobs, tell_logprobs
+from laneway.engine.merging import choose_greedy, choose_merged
 from laneway.engine.sampling import GREEDY_BELOW, Sampling
-
-WANT_NOTHING = 0
-WANT_SCAN = 1
-WANT_TOKEN = 2
-
-
-@attrs.frozen(kw_only=True)
-class SamplingArrays:
-    """Sampling parameters of the rows of one job, one array each, entry i for row i.
-
-    Shapes: all [rows]; wanted i8 (WANT_*), temperature, top_p, min_p f64, top_k i64, seed u64,
-    position i64 (absolute, of the token to be sampled).
-    """
-
-    wanted: NDArray[np.int8]
-    temperature: NDArray[np.float64]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    seed: NDArray[np.uint64]
-    position: NDArray[np.int64]
-
-    @classmethod
-    def allocate(cls, rows: int) -> "SamplingArrays":
-        """Make arrays for a number of rows, of which nothing is wanted yet."""
-        return cls(
-            wanted=np.zeros(rows, np.int8),
-            temperature=np.zeros(rows, np.float64),
-            top_k=np.zeros(rows, np.int64),
-            top_p=np.ones(rows, np.float64),
-            min_p=np.zeros(rows, np.float64),
-            seed=np.zeros(rows, np.uint64),
-            position=np.zeros(rows, np.int64),
-        )
-
-    def want_token(self, row: int, sampling: Sampling, *, position: int) -> None:
-        """Ask for a token of a row. Raises: ValueError if the request has no seed yet."""
-        if sampling.seed is None:
-            raise ValueError("sampling needs a seed; the shell draws one at admission")
-        self.wanted[row] = WANT_TOKEN
-        self.temperature[row] = sampling.temperature
-        self.top_k[row] = sampling.top_k
-        self.top_p[row] = sampling.top_p
-        self.min_p[row] = sampling.min_p
-        self.seed[row] = sampling.seed
-        self.position[row] = position
-
-    def want_scan(self, row: int) -> None:
-        """Ask only whether a row's numbers are finite."""
-        self.wanted[row] = WANT_SCAN
-
-    def want_nothing(self, row: int) -> None:
-        """Leave a row unread: it is inactive, or its numbers are not due yet."""
-        self.wanted[row] = WANT_NOTHING
-
-
-@attrs.frozen(kw_only=True)
-class SamplerScratch:
-    """Working memory for one vocabulary size; one per thread that samples, never shared.
-
-    Why: arrays above the allocator's threshold would be fresh pages at each step.
-    """
-
-    vocabulary: int
-    block_max: NDArray[np.int16]
-    candidates: NDArray[np.uint64]
-    counts: NDArray[np.int32]
-    values: NDArray[np.float64]
-    sizes: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    lanes: NDArray[np.float32]
-
-    @classmethod
-    def allocate(cls, vocabulary: int) -> "SamplerScratch":
-        """Make the working memory. Raises: ValueError for an impossible vocabulary size."""
-        if not 0 < vocabulary <= 2**31 - 1:
-            raise ValueError(f"vocabulary must be within 1 and 2^31-1, not {vocabulary}")
-        return cls(
-            vocabulary=vocabulary,
-            block_max=np.zeros(-(-vocabulary // BLOCK), np.int16),
-            candidates=np.zeros(CANDIDATES_MAX, np.uint64),
-            counts=np.zeros(BINS, np.int32),
-            values=np.zeros(BINS, np.float64),
-            sizes=np.zeros(BINS, np.int64),
-            weights=np.zeros(BINS, np.float64),
-            lanes=np.zeros(BLOCK, np.float32),
-        )
+from laneway.engine.sampling_arrays import (
+    WANT_NOTHING,
+    WANT_SCAN,
+    SamplerScratch,
+    SamplingArrays,
+)
 
 
 def sample_rows(
@@ -122,12 +62,14 @@ def sample_rows(
     scratch: SamplerScratch,
     tokens: NDArray[np.int32],
     status: NDArray[np.int8],
+    logprobs: Logprobs | None = None,
 ) -> None:
     """Fill token and status of every row as its ``wanted`` entry asks.
 
-    A row whose status is not ROW_OK, or of which no token is wanted, gets NO_TOKEN.
+    A row whose status is not ROW_OK, or of which no token is wanted, gets NO_TOKEN and no
+    log-probabilities.
     Shapes: logits u16[rows, vocabulary] (BF16 bits, only read), tokens i32[rows], status i8[rows].
-    Raises: ValueError if an array does not fit.
+    Raises: ValueError if an array does not fit, or log-probabilities are asked for without room.
     Source: R2.6, R14.5, serving rules of sampling (order, ranges, ties).
     """
     rows = _check_logits(logits, scratch.vocabulary)
@@ -135,6 +77,11 @@ def sample_rows(
     _check_rows("status", status, rows, np.int8)
     if sampling.wanted.size != rows:
         raise ValueError(f"sampling has {sampling.wanted.size} rows, logits have {rows}")
+    if logprobs is None:
+        if (sampling.logprobs >= 0).any():
+            raise ValueError("a row asks for log-probabilities: give them room")
+    elif len(logprobs.lengths) != rows:
+        raise ValueError(f"logprobs have {len(logprobs.lengths)} rows, logits have {rows}")
     _sample(
         logits.view(np.int16),
         sampling.wanted,
@@ -144,6 +91,7 @@ def sample_rows(
         sampling.min_p,
         sampling.seed,
         sampling.position,
+        sampling.asked(),
         scratch.block_max,
         scratch.candidates,
         scratch.counts,
@@ -151,9 +99,19 @@ def sample_rows(
         scratch.sizes,
         scratch.weights,
         scratch.lanes,
+        scratch.touched,
         tokens,
         status,
     )
+    if logprobs is not None:
+        tell_logprobs(
+            logits.view(np.int16),
+            sampling.logprobs,
+            tokens,
+            scratch.block_max,
+            scratch.wide_lanes,
+            logprobs,
+        )
 
 
 def argmax_rows(
@@ -191,8 +149,8 @@ def warm_up(vocabulary: int) -> None:
     sampling = SamplingArrays.allocate(1)
     scratch = SamplerScratch.allocate(vocabulary)
     tokens, status = np.zeros(1, np.int32), np.zeros(1, np.int8)
-    sampling.want_token(0, Sampling(temperature=1.0, seed=0), position=0)
-    sample_rows(logits, sampling, scratch, tokens, status)
+    sampling.want_token(0, Sampling(temperature=1.0, seed=0), position=0, logprobs=0)
+    sample_rows(logits, sampling, scratch, tokens, status, allocate_logprobs(1))
     argmax_rows(logits, scratch, tokens, status)
     numeric_scan(logits, scratch, status)
 
@@ -224,6 +182,7 @@ def _sample(
     min_p: NDArray[np.float64],
     seed: NDArray[np.uint64],
     position: NDArray[np.int64],
+    asked: Asked,
     block_max: NDArray[np.int16],
     candidates: NDArray[np.uint64],
     counts: NDArray[np.int32],
@@ -231,6 +190,7 @@ def _sample(
     sizes: NDArray[np.int64],
     weights: NDArray[np.float64],
     lanes: NDArray[np.float32],
+    touched: Touched,
     tokens: NDArray[np.int32],
     status: NDArray[np.int8],
 ) -> None:
@@ -250,25 +210,107 @@ def _sample(
         if not _in_range(temperature[r], top_k[r], top_p[r], min_p[r], position[r]):
             status[r] = ROW_PARAMETERS
             continue
-        if temperature[r] < GREEDY_BELOW:
+        u = uniform(seed[r], np.uint64(position[r]))
+        if asked.spans[r, :, 1].any():
+            tokens[r] = _adjust_and_choose(
+                row,
+                temperature[r],
+                top_k[r],
+                top_p[r],
+                min_p[r],
+                u,
+                top_block,
+                r,
+                asked,
+                touched,
+                block_max,
+                candidates,
+                counts,
+                values,
+                sizes,
+                weights,
+                lanes,
+            )
+            if tokens[r] == NO_TOKEN:
+                status[r] = ROW_PARAMETERS
+        elif temperature[r] < GREEDY_BELOW:
             tokens[r] = _first_highest(row, block_max, top_block)
-            continue
-        tokens[r] = choose(
-            row,
-            temperature[r],
-            top_k[r],
-            top_p[r],
-            min_p[r],
-            uniform(seed[r], np.uint64(position[r])),
-            top_block,
-            block_max,
-            candidates,
-            counts,
-            values,
-            sizes,
-            weights,
-            lanes,
-        )
+        else:
+            tokens[r] = choose(
+                row,
+                temperature[r],
+                top_k[r],
+                top_p[r],
+                min_p[r],
+                u,
+                top_block,
+                block_max,
+                candidates,
+                counts,
+                values,
+                sizes,
+                weights,
+                lanes,
+            )
+
+
+@inner
+def _adjust_and_choose(
+    row: NDArray[np.int16],
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    u: float,
+    top_block: int,
+    r: int,
+    asked: Asked,
+    touched: Touched,
+    block_max: NDArray[np.int16],
+    candidates: NDArray[np.uint64],
+    counts: NDArray[np.int32],
+    values: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    lanes: NDArray[np.float32],
+) -> int:
+    """Return the token of a row with adjustments, or NO_TOKEN if they leave none (G17)."""
+    raw_highest = widen(block_max[top_block])
+    restricted = asked.spans[r, ALLOWED, 1] > 0
+    count = touch(asked, r, touched)
+    if count < 0:
+        return NO_TOKEN
+    left, infinite, certain = value_touched(row, asked, r, touched, count)
+    token = NO_TOKEN
+    if left >= 0 and infinite == 1:
+        token = certain
+    elif infinite == 0 and (left > 0 or (left == 0 and not restricted and count < row.size)):
+        hide(row, block_max, touched, count, restricted)
+        if temperature < GREEDY_BELOW:
+            token = choose_greedy(row, block_max, touched, left)
+        else:
+            token = choose_merged(
+                row,
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                u,
+                raw_highest,
+                block_max,
+                touched,
+                count,
+                left,
+                restricted,
+                candidates,
+                counts,
+                values,
+                sizes,
+                weights,
+                lanes,
+            )
+    clear(touched, count)
+    return token
 
 
 @entry

@@ -10,22 +10,29 @@ clock.py are the shell: they hold no rule about requests, lanes or models.
 """
 
 import logging
+import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Self
 
+import attrs
+
+from laneway.engine.checking import (
+    NAME_CHARACTERS_MAX,
+    SOURCE_CHARACTERS_MAX,
+    check_int,
+    check_text,
+)
 from laneway.engine.clock import Clock, wall_clock_ns
 from laneway.engine.decide import decide
 from laneway.engine.effects import Conclude, Deliver, Effect
 from laneway.engine.errors import (
+    ConfigurationError,
     EngineClosedError,
-    InternalError,
-    JournalError,
-    JournalFormatError,
     LanewayError,
     ModelError,
     RequestRejectedError,
@@ -42,11 +49,13 @@ from laneway.engine.inputs import (
     UnloadRequested,
 )
 from laneway.engine.limits import Limits
+from laneway.engine.meter import Meter
+from laneway.engine.opening import fold_journal, open_journal_state
+from laneway.engine.picture import MetricsPicture
 from laneway.engine.ports import DevicePort, JournalPort, Step, TextPort
 from laneway.engine.request import Request
-from laneway.engine.sampling import Sampling
 from laneway.engine.snapshot import Health, ModelView, RequestView, Snapshot, take_snapshot
-from laneway.engine.state import State, fold, initial_state
+from laneway.engine.state import State, initial_state
 from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
 from laneway.engine.timing import next_wake_ns
@@ -54,6 +63,7 @@ from laneway.engine.wanted import is_wanted
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
+REQUEST_MAX = (1 << 63) - 1
 
 
 class Engine:
@@ -62,6 +72,9 @@ class Engine:
     ``threads=False`` gives the same engine stepped by hand; by default it has threads unless the
     device's clock is virtual. ``clock`` defaults to the device's. The engine owns device and
     journal from here on and closes both.
+
+    ``inspect`` sees the state after every transaction, with its steps, on the engine thread; what
+    it raises stops the engine. It is for long runs that hold the engine to its invariants.
 
     Raises: JournalError when the journal is damaged or holds requests without an ending;
     DeviceError. Source: R5.1, E30.
@@ -77,14 +90,16 @@ class Engine:
         clock: Clock | None = None,
         wall_clock: Callable[[], int] = wall_clock_ns,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
+        inspect: Callable[[State, Sequence[Step]], None] | None = None,
     ) -> None:
         self._device = device
         self._journal = journal
         self._clock = clock if clock is not None else device.clock
         self._threads = threads = not device.virtual if threads is None else threads
         self._draw_seed = draw_seed
-        self._state, offset_ns = _open_journal(journal, wall_clock())
-        self._offset_ns = offset_ns - self._clock.now_ns()
+        self._inspect = inspect
+        self._meter = Meter()
+        self._state = initial_state()
         chosen = limits if limits is not None else Limits()
         self._inbox = Inbox(chosen.inbox_inputs_max)
         self._batch_max = chosen.step_batch_max
@@ -94,22 +109,43 @@ class Engine:
         self._models_of: dict[int, int] = {}
         self._failures: dict[int, str] = {}
         self._subscriptions: list[Subscription] = []
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._ended = False
+        try:
+            device.start(self._inbox.post, threads=threads)
+        except BaseException:
+            journal.close()  # the device belongs to somebody else
+            raise
+        try:
+            self._begin(chosen, wall_clock)
+        except BaseException:
+            device.stop()
+            journal.close()
+            raise
+
+    def _begin(self, limits: Limits, wall_clock: Callable[[], int]) -> None:
+        """Take over what the journal has, record the start, and let the engine thread run."""
+        if self._threads and self._device.virtual:
+            raise ConfigurationError(
+                "a virtual clock moves only in an engine without threads: leave threads out"
+            )
+        self._state, offset_ns = open_journal_state(
+            self._journal, wall_clock(), watch=self._measure
+        )
+        self._offset_ns = offset_ns - self._clock.now_ns()
         self._next_request = self._state.next_request
         self._next_model = self._state.next_model
         self._durable_step = self._state.step
-        self._failure: BaseException | None = None
-        self._ended = False
         started = EngineStarted(
             wall_clock_ns=wall_clock(),
             code_version=_code_version(),
-            journal_tokens=journal.tokens,
-            limits=chosen,
-            device=device.describe(),
+            journal_tokens=self._journal.tokens,
+            limits=limits,
+            device=self._device.describe(),
         )
         self._take([started])
-        device.start(self._inbox.post, threads=threads)
-        self._thread: threading.Thread | None = None
-        if threads:
+        if self._threads:
             self._thread = threading.Thread(target=self._run, name="laneway-engine", daemon=True)
             self._thread.start()
 
@@ -201,10 +237,30 @@ class Engine:
             self._outbox.extend(effects)
             for step in steps:
                 self._show(step)
+            if self._inspect is not None:
+                self._inspect(self._state, steps)
             self._visible.notify_all()
+
+    def _measure(self, step: Step) -> None:
+        """Let the metrics see a durable step; what goes wrong there stays there (R16.2).
+
+        Why the count in the log: one step that is not measured may spoil every later one, so the
+        1st, 2nd, 4th, 8th, … is told.
+        """
+        failure = self._meter.take(step)
+        failures = self._meter.failures
+        if failure is not None and failures & (failures - 1) == 0:
+            LOG.error(
+                "step %d (%s) is not in the metrics: %s; %d steps so far",
+                step.step,
+                type(step.taken).__name__,
+                type(failure).__name__,
+                failures,
+            )
 
     def _show(self, step: Step) -> None:
         """Let waiters and subscribers see a durable step."""
+        self._measure(step)
         for event in step.events:
             if event.machine == "model" and event.dest == "failed":
                 self._failures[event.entities[0]] = str(event.data.get("reason", "abandoned"))
@@ -229,7 +285,8 @@ class Engine:
         stream = self._streams[request]
         stream.has_text = text.has_text
         try:
-            text.open(request, stop=self._state.requests[request].stop)
+            admitted = self._state.requests[request]
+            text.open(request, stop=admitted.stop, min_tokens=admitted.min_tokens)
         except ValueError as refused:
             LOG.warning("request/%d cannot be served by model/%d: %s", request, model, refused)
             self._inbox.post(CancelRequested(request=request))
@@ -248,7 +305,8 @@ class Engine:
     def _deliver(self, effect: Deliver) -> None:
         stream = self._streams[effect.request]
         text = self._device.text(self._models_of[effect.request])
-        stream.deliver(effect.position, effect.token, text.take(effect.request, effect.position))
+        piece = text.take(effect.request, effect.position)
+        stream.deliver(effect.position, effect.token, piece, effect.logprobs)
 
     def _conclude(self, effect: Conclude) -> None:
         stream = self._streams.pop(effect.request)
@@ -318,7 +376,7 @@ class Engine:
     def _number_request(self, request: Request, prompt: tuple[int, ...]) -> RequestSubmitted:
         sampling = request.sampling
         if sampling.seed is None:
-            sampling = _with_seed(sampling, self._draw_seed())
+            sampling = attrs.evolve(sampling, seed=self._draw_seed())
         deadline_ns = None
         if request.deadline_s is not None:
             deadline_ns = self._now_ns() + int(request.deadline_s * SECOND_NS)
@@ -332,13 +390,16 @@ class Engine:
             ignore_eos=request.ignore_eos,
             deadline_ns=deadline_ns,
             client_id=request.client_id,
+            logprobs=request.logprobs,
+            stop_token_ids=request.stop_token_ids,
+            min_tokens=request.min_tokens,
         )
 
     def _open_stream(self, taken: RequestSubmitted, request: Request, model: int | None) -> Stream:
         text = self._text_of(model)
         if text is not None and model is not None:
             try:
-                text.open(taken.request, stop=request.stop)
+                text.open(taken.request, stop=request.stop, min_tokens=request.min_tokens)
             except ValueError as refused:
                 raise RequestRejectedError(
                     str(refused), reason="stop", http_status=400
@@ -358,23 +419,27 @@ class Engine:
 
     def cancel(self, request: int) -> None:
         """Ask for a request's end; idempotent, also for requests that have ended."""
+        check_int("request", request, least=0, most=REQUEST_MAX)
         if self._ended:
             return
         self._inbox.ask(lambda: CancelRequested(request=request), urgent=True)
 
     # ------------------------------------------------------------------ models
 
-    def load(self, alias: str, source: str) -> int:
+    def load(self, alias: str, source: str | os.PathLike[str]) -> int:
         """Load an artifact and serve it as ``alias``; return the model's number once it is ready.
 
         Raises: ModelError with the reason; EngineClosedError.
         """
+        check_text("alias", alias, most=NAME_CHARACTERS_MAX)
+        path = os.fspath(source)
+        check_text("source", path, most=SOURCE_CHARACTERS_MAX)
         made: list[int] = []
 
         def number() -> Input:
             made.append(self._next_model)
             self._next_model += 1
-            return LoadRequested(model=made[0], alias=alias, source=str(source))
+            return LoadRequested(model=made[0], alias=alias, source=path)
 
         self._check_failure()
         self._inbox.ask(number)
@@ -424,8 +489,13 @@ class Engine:
         """Return an immutable picture of the state after the last durable step."""
         with self._visible:
             if self._failure is not None:
-                return take_snapshot(_fold_journal(self._journal)[0])
+                return take_snapshot(fold_journal(self._journal)[0])
             return take_snapshot(self._state)
+
+    def metrics(self) -> MetricsPicture:
+        """Return a picture of all metrics after the last durable step (R15.1)."""
+        with self._visible:
+            return self._meter.picture()
 
     def subscribe(self, *, steps_max: int = 4096) -> Subscription:
         """Return the durable steps from here on, as they become visible."""
@@ -438,6 +508,11 @@ class Engine:
         with self._visible:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a step becomes visible, at most so long (engines with threads)."""
+        with self._visible:
+            self._visible.wait(timeout_s)
 
     def ready(self) -> bool:
         """Return whether a request would be served now (E29)."""
@@ -545,52 +620,6 @@ class Engine:
             for subscription in self._subscriptions:
                 subscription.end()
             self._subscriptions.clear()
-
-
-def _with_seed(sampling: Sampling, seed: int) -> Sampling:
-    return Sampling(
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=seed,
-    )
-
-
-def _open_journal(journal: JournalPort, wall_ns: int) -> tuple[State, int]:
-    """Fold what the journal has; return the state and the engine time now (decision 9)."""
-    state, anchor = _fold_journal(journal)
-    if state.requests:
-        numbers = ", ".join(f"request/{number}" for number in sorted(state.requests)[:5])
-        raise JournalError(
-            f"{len(state.requests)} requests in the journal have no ending ({numbers}, …):"
-            " take another file"
-        )
-    if state.step == 0:
-        return state, 0
-    assert anchor is not None
-    anchor_wall_ns, anchor_ns = anchor
-    last_wall_ns = anchor_wall_ns + state.now_ns - anchor_ns
-    return state, state.now_ns + max(0, wall_ns - last_wall_ns)
-
-
-def _fold_journal(journal: JournalPort) -> tuple[State, tuple[int, int] | None]:
-    """Fold every step; return the state, and wall clock and engine time of the last start.
-
-    Raises: JournalFormatError when a step does not follow, or the first is not a start.
-    """
-    state = initial_state()
-    anchor: tuple[int, int] | None = None
-    for step in journal.read():
-        try:
-            fold(state, step)
-        except InternalError as damage:
-            raise JournalFormatError(f"step {step.step} does not follow: {damage}") from damage
-        if isinstance(step.taken, EngineStarted):
-            anchor = step.taken.wall_clock_ns, step.at_ns
-        elif anchor is None:
-            raise JournalFormatError(f"step {step.step} comes before any start of an engine")
-    return state, anchor
 
 
 def _code_version() -> str:

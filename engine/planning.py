@@ -17,7 +17,9 @@ from laneway.engine.sampling import Sampling
 from laneway.engine.state import (
     BufferState,
     ModelState,
+    RequestState,
     State,
+    end_tokens,
     is_decoding,
     is_prefilling,
     is_waiting,
@@ -134,10 +136,7 @@ def _choose_decode(state: State, model: ModelState) -> Plan | None:
 
 
 def _choose_trial(state: State, model: ModelState) -> Plan | None:
-    """Return the next job of the golden and warm-up trials, one trial after the other.
-
-    (decision 19).
-    """
+    """Return the next job of golden and warm-up, one trial after the other (decision 19)."""
     progress = model.trial
     assert model.facts is not None
     if progress.job is not None or progress.index >= len(model.facts.trials):
@@ -275,8 +274,35 @@ def carry_out(draft: Draft, chosen: Plan) -> None:
     draft.ask(_submit_effect(state, chosen, number, (*due, *reserve)))
 
 
-def _generated(state: State, chosen: Plan, row: PlanRow) -> int:
-    return len(state.requests[row.owner].tokens) if chosen.origin == "request" else 0
+def _submit_row(state: State, chosen: Plan, row: PlanRow) -> SubmitRow:
+    """Return a row of the effect; what the sampler needs of its request travels with it.
+
+    Why ``output`` is copied only for penalties: the tokens of a request grow, and an effect is a
+    value.
+    """
+    plain = SubmitRow(
+        lane=row.lane, owner=row.owner, tokens=row.tokens, start=row.start, sampling=row.sampling
+    )
+    if chosen.origin != "request":
+        return plain
+    request = state.requests[row.owner]
+    return attrs.evolve(
+        plain,
+        generated=len(request.tokens),
+        prompt=request.prompt if request.sampling.counts_prompt else (),
+        output=tuple(request.tokens) if request.sampling.counts_output else (),
+        masked=_masked(state, request),
+        logprobs=request.logprobs,
+    )
+
+
+def _masked(state: State, request: RequestState) -> tuple[int, ...]:
+    """Return the tokens that would end a request that has not its least number of tokens yet."""
+    if len(request.tokens) >= request.min_tokens:
+        return ()
+    facts = state.models[request.model].facts
+    assert facts is not None
+    return tuple(token for token in end_tokens(state, request) if token < facts.vocabulary)
 
 
 def _submit_effect(
@@ -292,17 +318,7 @@ def _submit_effect(
         task=chosen.task,
         origin=chosen.origin,
         operations=operations,
-        rows=tuple(
-            SubmitRow(
-                lane=row.lane,
-                owner=row.owner,
-                tokens=row.tokens,
-                start=row.start,
-                sampling=row.sampling,
-                generated=_generated(state, chosen, row),
-            )
-            for row in chosen.rows
-        ),
+        rows=tuple(_submit_row(state, chosen, row) for row in chosen.rows),
         suspect_after_ns=limits.hang_suspect_ns,
         confirm_after_ns=limits.hang_confirm_ns,
         cap_after_ns=limits.hang_cap_ns,

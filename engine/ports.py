@@ -39,8 +39,18 @@ class TextPort(Protocol):
         """Return the token ids of a prompt. Raises: ValueError for text that has no tokens here."""
         ...
 
-    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
-        """Begin a request's text, or rebuild it from the tokens it already has."""
+    def open(
+        self,
+        request: int,
+        *,
+        stop: tuple[str, ...],
+        tokens: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
+        """Begin a request's text, or rebuild it from the tokens it already has.
+
+        Stop strings are looked for in the text from the ``min_tokens``-th generated token on.
+        """
         ...
 
     def push(self, request: int, position: int, token: int) -> bool:

@@ -30,9 +30,9 @@ def suspect(draft: Draft, lanes: Sequence[int], *, reason: str) -> None:
 
 
 def evict_if_idle(draft: Draft, number: int) -> None:
-    """Give a lane back whose owner has ended, unless a job still names it.
+    """Give a lane back whose owner has ended.
 
-    (E19) or it is unknown.
+    Nothing happens while a job still names it (E19), or when it is unknown.
     """
     lane = draft.state.lanes[number]
     if lane.state != "ready":

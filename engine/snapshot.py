@@ -37,9 +37,9 @@ class RequestView:
 
 @attrs.frozen(kw_only=True)
 class Health:
-    """Liveness (the engine thread runs) and readiness.
+    """Liveness, readiness and why.
 
-    (a request would be served now), with the reason.
+    ``live``: the engine runs. ``ready``: a request would be served now.
     """
 
     live: bool

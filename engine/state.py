@@ -59,6 +59,9 @@ class RequestState:
     job: int | None = None
     refusals: int = 0
     kv_refusals: int = 0
+    logprobs: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
 
 
 @attrs.frozen
@@ -129,10 +132,7 @@ class LaneState:
 
 @attrs.define
 class TrialProgress:
-    """Where golden and warm-up stand.
-
-    The trial that runs, tokens of it run so far, its lane and job.
-    """
+    """Where golden and warm-up stand: the trial that runs, its tokens so far, lane and job."""
 
     index: int = 0
     done_tokens: int = 0
@@ -348,6 +348,9 @@ def _receive(state: State, number: int, event: Event, taken: Input) -> None:
         deadline_ns=taken.deadline_ns,
         client_id=taken.client_id,
         admitted_ns=state.now_ns,
+        logprobs=taken.logprobs,
+        stop_token_ids=taken.stop_token_ids,
+        min_tokens=taken.min_tokens,
     )
     if taken.deadline_ns is not None:
         heapq.heappush(state.deadlines, (taken.deadline_ns, number))
@@ -411,9 +414,19 @@ def _drop_passed_deadlines(state: State) -> None:
 
 
 def is_end_token(state: State, request: RequestState, token: int) -> bool:
-    """Return whether a sampled token ends the request and is not itself part of the answer."""
+    """Return whether a sampled token ends the request and is not itself part of the answer.
+
+    Why min_tokens is not asked: until then these tokens are masked and cannot be sampled.
+    """
+    return token in end_tokens(state, request)
+
+
+def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
+    """Return the tokens that end a request: the model's, unless ignored, and the request's own."""
     facts = state.models[request.model].facts
-    return not request.ignore_eos and facts is not None and token in facts.end_tokens
+    if request.ignore_eos or facts is None:
+        return request.stop_token_ids
+    return facts.end_tokens + request.stop_token_ids
 
 
 # ---------------------------------------------------------------------------- job

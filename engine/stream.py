@@ -51,10 +51,16 @@ class Stream:
         self._changed = threading.Condition(threading.Lock())
         self._unread: deque[Delta] = deque()
         self._tokens: list[int] = []
+        self._logprobs: list[tuple[tuple[int, float], ...]] = []
         self._text: list[str] = []
         self._result: Result | None = None
         self._broken: LanewayError | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether the ending is there, so that ``result`` does not wait."""
+        return self._over()
 
     def cancel(self) -> None:
         """Ask the engine to end the request; idempotent."""
@@ -122,11 +128,19 @@ class Stream:
 
     # ------------------------------------------------------------ the engine's side
 
-    def deliver(self, position: int, token: int, text: str) -> None:
+    def deliver(
+        self,
+        position: int,
+        token: int,
+        text: str,
+        logprobs: tuple[tuple[int, float], ...] = (),
+    ) -> None:
         """Add one durable token (engine thread)."""
         with self._changed:
             self._tokens.append(token)
-            self._add(Delta(position=position, token=token, text=text))
+            if logprobs:
+                self._logprobs.append(logprobs)
+            self._add(Delta(position=position, token=token, text=text, logprobs=logprobs))
 
     def conclude(self, ending: Conclude, text: str) -> None:
         """Add what text was held back, and the ending (engine thread)."""
@@ -144,6 +158,7 @@ class Stream:
                     completion_tokens=ending.completion_tokens,
                 ),
                 error=_error_of(ending),
+                logprobs=tuple(self._logprobs),
             )
             self._tell()
 

@@ -88,5 +88,5 @@ class Checkpointer:
                     self.step(connection)
             finally:
                 proxied.close()
-        except (sqlite3.Error, OSError) as error:
+        except Exception as error:  # whatever ended the thread, the next append must know
             self.failure = error

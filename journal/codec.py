@@ -15,7 +15,8 @@ reader a week later. Arrays inside ``data`` come back as tuples.
 
 With ``tokens="digest"`` (decision 5) a journal holds no text of a client and no tokens
 of a request: a prompt is ``{"count", "sha256"}`` (of its ids as little-endian signed 64-bit
-integers), stop strings are ``{"count"}``, a client's own id and a sampled token are null. Sampled
+integers), stop strings are ``{"count"}``, a client's own id and a sampled token are null, and lists
+that name tokens (stop tokens, biases, allowed tokens, log-probabilities) are left out. Sampled
 tokens are not digested: the hash of one token is undone by trying the vocabulary. Reading gives as
 many NO_TOKEN ids and empty strings; that is enough to fold, not to decide again.
 """
@@ -33,6 +34,7 @@ import msgspec
 from laneway.engine import inputs
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.inputs import NO_TOKEN, Input
+from laneway.engine.sampling import Sampling
 from laneway.journal.ranges import Item, compress, expand
 from laneway.journal.wire import Shape, value_shape
 from laneway.statemachines import Event
@@ -272,5 +274,9 @@ _DIGEST_FIELDS: Mapping[Any, Shape] = MappingProxyType(
             lambda token: NO_TOKEN if token == NO_TOKEN else None,
             lambda token: NO_TOKEN,
         ),
+        (inputs.RequestSubmitted, "stop_token_ids"): Shape(tuple[()], lambda ids: ()),
+        (inputs.RowResult, "logprobs"): Shape(tuple[()], lambda pairs: ()),
+        (Sampling, "logit_bias"): Shape(tuple[()], lambda pairs: ()),
+        (Sampling, "allowed_token_ids"): Shape(None, lambda ids: None),
     }
 )

@@ -89,7 +89,7 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
     except sqlite3.OperationalError as error:
         connection.close()
         blocked = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-        is_in_use = size_bytes(log_path(path)) > 0 or lock_path(path).exists()
+        is_in_use = size_bytes(log_path(path)) > 0 or os.path.exists(lock_path(path))
         if error.sqlite_errorcode & 0xFF not in blocked or is_in_use:
             raise
         return _open(path, "mode=ro&immutable=1")
@@ -144,7 +144,7 @@ def writing_errors(path: Path) -> Iterator[None]:
 
 def _read_error(path: Path, error: BaseException | None) -> JournalError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if not path.exists():
+    if not os.path.exists(path):
         return JournalFormatError(f"{path}: there is no such journal: check the path")
     if code == sqlite3.SQLITE_NOTADB:
         return JournalFormatError(f"{path} is not a journal (not an SQLite database)")

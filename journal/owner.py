@@ -4,13 +4,22 @@ An owner holds an advisory lock (flock) on a small file beside the journal, ``NA
 also says its process id. The kernel drops the lock when the process dies, however it dies; a file
 left behind locks nobody. The journal itself is never opened here: closing any descriptor of it
 would drop the locks that SQLite holds on it in the same process.
+
+The directory may belong to others, so what has the lock's name may be anybody's: a link is not
+followed, and a file that does not look like a lock is left as it is.
 """
 
 import fcntl
 import os
+import re
+import stat
 from pathlib import Path
 
 from laneway.engine.errors import JournalWriteError
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_CONTENT = re.compile(rb"\d{0,20}\n?")
+"""A process id; cut off or absent if its writer was killed at once."""
 
 
 class OwnerLock:
@@ -29,13 +38,17 @@ class OwnerLock:
         path = lock_path(journal)
         while True:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                descriptor = os.open(path, _FLAGS, 0o600)
             except OSError as error:
+                if os.path.islink(path):
+                    raise _strange(path) from error
                 raise JournalWriteError(
                     f"{journal}: no journal can be written here ({error.strerror}):"
                     " choose a directory that exists and may be written"
                 ) from error
             try:
+                if not _looks_like_a_lock(descriptor):
+                    raise _strange(path)
                 _lock(journal, descriptor)
                 if _is_still_there(path, descriptor):
                     os.ftruncate(descriptor, 0)
@@ -82,9 +95,21 @@ def _lock(journal: Path, descriptor: int) -> None:
         ) from error
 
 
+def _looks_like_a_lock(descriptor: int) -> bool:
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return False
+    return _CONTENT.fullmatch(os.pread(descriptor, 64, 0)) is not None
+
+
+def _strange(path: Path) -> JournalWriteError:
+    return JournalWriteError(
+        f"{path} is in the way and is no lock of a journal: move it, or take another journal file"
+    )
+
+
 def _is_still_there(path: Path, descriptor: int) -> bool:
     try:
-        named = os.stat(path)
+        named = os.lstat(path)
     except FileNotFoundError:
         return False
     return os.path.samestat(named, os.fstat(descriptor))

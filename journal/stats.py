@@ -1,4 +1,7 @@
-"""The sums of a journal: what happened how often, how requests ended, what went wrong."""
+"""The sums of a journal: what happened how often, how requests ended, what went wrong.
+
+The metrics among them are the fold that a running engine keeps, over the same steps (I8).
+"""
 
 from collections import Counter
 from typing import Any
@@ -19,6 +22,7 @@ from laneway.engine.inputs import (
     SubmitDoubtful,
     SubmitRefused,
 )
+from laneway.engine.meter import Meter
 from laneway.engine.ports import Step
 from laneway.journal.port import ReadableJournal
 from laneway.statemachines import MACHINES, Event
@@ -48,6 +52,7 @@ class _Sums:
     open_tokens: dict[int, int] = attrs.Factory(dict)
     owners: dict[int, tuple[int, ...]] = attrs.Factory(dict)
     tokens: int = 0
+    meter: Meter = attrs.Factory(Meter)
 
 
 def stats(journal: ReadableJournal) -> dict[str, Any]:
@@ -55,7 +60,8 @@ def stats(journal: ReadableJournal) -> dict[str, Any]:
 
     ``events`` counts entity events by machine and trigger. ``requests`` counts by ending, with
     ``open`` for those without one. ``tokens`` are tokens that became part of an answer. ``faults``
-    counts what the device or the host reported as failed, by kind.
+    counts what the device or the host reported as failed, by kind. ``metrics`` are those of an
+    engine after the last step.
 
     Raises: JournalFormatError.
     """
@@ -81,6 +87,7 @@ def stats(journal: ReadableJournal) -> dict[str, Any]:
         "requests": requests | {"open": len(sums.open_tokens)},
         "tokens": sums.tokens + sum(sums.open_tokens.values()),
         "faults": dict(sorted(sums.faults.items())),
+        "metrics": sums.meter.picture().to_json(),
     }
 
 
@@ -88,6 +95,7 @@ def _add(sums: _Sums, step: Step) -> None:
     if sums.steps == 0:
         sums.first_ns = step.at_ns
     sums.steps += 1
+    sums.meter.take(step)  # counts what it cannot measure
     sums.last_ns = step.at_ns
     sums.incarnations += isinstance(step.taken, EngineStarted)
     sums.inputs[type(step.taken).__name__] += 1

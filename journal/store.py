@@ -73,7 +73,7 @@ class SqlJournal:
         """
         if tokens is not None and tokens not in TOKENS_MODES:
             raise ConfigurationError(f"journal tokens must be full or digest, not {tokens!r}")
-        resolved = Path(path).resolve()
+        resolved = _resolve(path)
         lock = OwnerLock.acquire(resolved)
         try:
             create_file(resolved)
@@ -86,7 +86,10 @@ class SqlJournal:
     @classmethod
     def open_to_read(cls, path: str | os.PathLike[str]) -> "SqlJournal":
         """Open a file to read, also while an engine writes it. Raises: JournalFormatError."""
-        resolved = Path(path).resolve()
+        resolved = _resolve(path)
+        if os.path.exists(resolved) and not os.path.isfile(resolved):
+            # Opening a pipe would wait for its other end.
+            raise JournalFormatError(f"{resolved} is not a regular file: there is no journal in it")
         reader = reading_engine(resolved)
         with _connected(reader, resolved) as connection:
             if is_empty(resolved, connection):
@@ -123,8 +126,8 @@ class SqlJournal:
 
     def rows(self, *, first: int | None = None, last: int | None = None) -> Iterator[RawRow]:
         """Return the rows as they are stored. Raises: JournalFormatError if they cannot be read."""
-        begin = FIRST_STEP if first is None else first
-        end = LAST_STEP if last is None else last
+        begin = FIRST_STEP if first is None else max(first, FIRST_STEP)
+        end = LAST_STEP if last is None else min(last, LAST_STEP)
         with _connected(self._reader, self.path) as connection:
             while begin <= end:
                 found = connection.execute(schema.SELECT_ROWS, (begin, end, ROWS_PER_READ))
@@ -168,6 +171,12 @@ class SqlJournal:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _resolve(path: str | os.PathLike[str]) -> Path:
+    if "\0" in os.fspath(path):
+        raise ConfigurationError("the journal's file name holds a null character: take another one")
+    return Path(path).resolve()
 
 
 @contextmanager

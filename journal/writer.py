@@ -129,6 +129,8 @@ def create_file(path: Path) -> None:
     except FileExistsError:
         if path.is_dir():
             raise JournalWriteError(f"{path} is a directory: name a file in it") from None
+        if not os.path.isfile(path):
+            raise JournalWriteError(f"{path} is not a regular file: name another one") from None
     except OSError as error:
         raise JournalWriteError(
             f"{path} cannot be made ({error.strerror}): choose a directory that may be written"

@@ -1,9 +1,9 @@
 """Transitions of different machines that must share a step.
 
 A coupling says: when an event of one machine is in a step, then that step also moves what the first
-one binds. It is checked over the events of one step, by number of entities; that the right entities
-are meant is the business of the tables (they can only move from where they are) and of the
-invariants. ``broken_couplings`` is pure and is run by tests over every journal they write.
+one binds. Only triggers are compared here; that the right entities moved is the business of the
+tables (they can only move from where they are) and of the invariants. ``broken_couplings`` is pure
+and is run by tests over every step they write.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,7 @@ from laneway.statemachines.event import Event
 
 @attrs.frozen
 class Coupling:
-    """``when`` (machine, trigger) needs one of ``then`` in the same step, each as.
-
-    (machine, trigger).
-    """
+    """``when`` needs one of ``then`` in the same step; each is a pair of machine and trigger."""
 
     when: tuple[str, str]
     then: tuple[tuple[str, str], ...]
@@ -116,6 +113,11 @@ def broken_couplings(events: Sequence[Event]) -> list[Coupling]:
         for coupling in COUPLINGS
         if coupling.when in moved and not moved.intersection(coupling.then)
     ]
+
+
+def couplings_with(machine: str, trigger: str) -> list[Coupling]:
+    """Return the couplings that an event of this machine and trigger may answer."""
+    return [coupling for coupling in COUPLINGS if (machine, trigger) in coupling.then]
 
 
 def couplings_of(machine: str, trigger: str) -> list[Coupling]:

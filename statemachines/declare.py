@@ -104,7 +104,7 @@ def declare(
         final=frozenset(final),
         edges=edges,
         triggers=triggers,
-        table=MappingProxyType(table),
+        table=table,
         dense=dense,
     )
 

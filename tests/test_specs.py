@@ -114,7 +114,7 @@ def faults(line: Line) -> list[str]:
     if bool(PLACE.search(line.where)) != place or (not place and line.where != "–"):
         found.append(f"{line.state} with where {line.where}")
     if check and not any("test_" in name for _, name in PLACE.findall(line.checks)):
-        if "tests/support/invariants.py" not in line.checks:
+        if "engine/invariants.py" not in line.checks:
             found.append(f"{line.state} without a check")
     if (MISSING in line.checks) != missing:
         found.append(f"{line.state} and what is missing: {line.checks[-40:]}")

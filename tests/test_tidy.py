@@ -19,7 +19,9 @@ AT_THE_ROOT = {"Makefile", "LICENSE", ".gitignore"}
 
 # Handlers of every exception that do not re-raise, and what they do instead.
 CATCHES_ALL = {
+    ("engine/meter.py", "take"): "returned to whoever feeds it, and counted",
     ("engine/loop.py", "_run"): "_guarded has logged it, stopped the engine and told every waiter",
+    ("journal/checkpoint.py", "_run"): "kept; the next append fails with it",
     ("adapters/cli.py", "main"): "printed as one line; the exit code says which kind it was",
     ("adapters/discover.py", "_describe"): "a broken entry point is listed with its error",
     ("adapters/waiting.py", "_complete"): "posted as DeviceFaulted of kind call",

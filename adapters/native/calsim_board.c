@@ -74,10 +74,12 @@ static void free_device(calsim_device *d) {
     else if (object->kind == CALSIM_BANK)
       calsim_bank_free(object->item);
     else
-      free(object->item); /* a buffer, or nothing */
+      calsim_buffer_free(object->kind == CALSIM_BUFFER ? object->item : NULL);
   }
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
     if (d->chips[chip].fd >= 0) close(d->chips[chip].fd);
+  if (d->scratch != NULL) munmap(d->scratch, CALSIM_SCRATCH_BYTES);
+  if (d->scratch_fd >= 0) close(d->scratch_fd);
   free(d->objects.entries);
   free(d->plan.rules);
   calsim_log_free(&d->log);
@@ -95,6 +97,17 @@ static void init_locks(calsim_device *d) {
   pthread_cond_init(&d->work, &monotonic);
   pthread_condattr_destroy(&monotonic);
   pthread_mutex_init(&d->lock, NULL);
+}
+
+static npurt_status make_scratch(calsim_device *d) {
+  d->scratch_fd = memfd_create("calsim-scratch", MFD_CLOEXEC);
+  void *map = MAP_FAILED;
+  if (d->scratch_fd >= 0 && ftruncate(d->scratch_fd, CALSIM_SCRATCH_BYTES) == 0)
+    map = mmap(NULL, CALSIM_SCRATCH_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, d->scratch_fd, 0);
+  if (map == MAP_FAILED)
+    return calsim_error(NPURT_E_HOST_MEMORY, "no scratch memory: %s", strerror(errno));
+  d->scratch = map;
+  return NPURT_OK;
 }
 
 static npurt_status make_chips(calsim_device *d) {
@@ -129,7 +142,9 @@ npurt_status npurt_device_open(const npurt_open_params *p, npurt_device **out) {
   d->in_flight_ceiling = CALSIM_BANKS;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) d->chips[chip].fd = -1;
   init_locks(d);
+  d->scratch_fd = -1;
   status = make_chips(d);
+  if (status == NPURT_OK) status = make_scratch(d);
   if (status == NPURT_OK) status = calsim_engine_start(d);
   if (status == NPURT_OK) {
     pthread_mutex_lock(&d->lock); /* the engine thread is there already */
@@ -215,6 +230,8 @@ npurt_status npurt_device_counters(npurt_device *handle, npurt_counters *out) {
   counters.left = counters.pending + counters.running;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
     counters.busy_ns[chip] = d->chips[chip].busy_ns;
+  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_COUNTERS, &(calsim_occasion){.job = NULL});
+  if (rule != NULL) *calsim_counter_skewed(&counters, rule) += (uint64_t)rule->amount;
   calsim_unlock(d);
   calsim_put(out, &counters, sizeof counters);
   return NPURT_OK;

@@ -8,6 +8,11 @@ static const calsim_submodel *submodel_of(const calsim_buffer *b) {
   return &b->calbin->m->submodels[b->submodel];
 }
 
+void calsim_buffer_free(calsim_buffer *b) {
+  if (b != NULL) free(b->left);
+  free(b);
+}
+
 static void reset_slices(calsim_buffer *b, uint32_t tensor) {
   calsim_tensor t = calsim_tensor_of(b->calbin->m, submodel_of(b), tensor);
   calsim_view *view = &b->views[tensor];
@@ -89,6 +94,7 @@ npurt_status npurt_buffer_map(npurt_buffer *handle, uint32_t tensor, void *host,
   status = check_tensor(b, tensor, &t);
   uint64_t need = status == NPURT_OK ? calsim_tensor_row_bytes(&t) * b->rows : 0;
   calsim_view view = {.host = host, .bytes = bytes};
+  const calsim_job *holder = NULL;
   if (status != NPURT_OK) {
   } else if (host == NULL || bytes < need || bytes > UINTPTR_MAX - (uintptr_t)host) {
     status = calsim_error(NPURT_E_INVALID_ARG, "tensor %s: %llu bytes given, %llu needed", t.name,
@@ -96,9 +102,9 @@ npurt_status npurt_buffer_map(npurt_buffer *handle, uint32_t tensor, void *host,
   } else if ((uintptr_t)host % CALSIM_PAGE != 0) {
     status = calsim_error(NPURT_E_ALIGNMENT, "tensor %s: %p is not aligned to %d bytes", t.name,
                           host, CALSIM_PAGE);
-  } else if (calsim_overlaps_in_flight(d, &view, b->direction)) {
-    calsim_violation(d, NULL, NPURT_E_RANGE_OVERLAP,
-                     "RANGE_OVERLAP map of %s over memory in flight", t.name);
+  } else if ((holder = calsim_overlaps_in_flight(d, &view, b->direction)) != NULL) {
+    calsim_violation(d, holder, NPURT_E_RANGE_OVERLAP,
+                     "RANGE_OVERLAP tensor %s: mapped over memory in flight", t.name);
     status = calsim_error(NPURT_E_RANGE_OVERLAP, "tensor %s: the memory belongs to a job in flight",
                           t.name);
   } else {
@@ -164,6 +170,6 @@ npurt_status npurt_buffer_destroy(npurt_buffer *handle) {
   --b->calbin->children;
   calsim_remove_object(d, b->handle);
   calsim_unlock(d);
-  free(b);
+  calsim_buffer_free(b);
   return NPURT_OK;
 }

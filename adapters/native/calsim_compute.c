@@ -84,6 +84,21 @@ static uint32_t rows_before_exception(const calsim_job *job, uint32_t active, bo
   return (uint32_t)(draw % (active + 1));
 }
 
+/* Put one undefined number into the logits of every row that the fault names. */
+static void spoil(calsim_job *job) {
+  enum { BF16_NAN = 0x7fc0 };
+  uint32_t vocab = job->calbin->m->shape.vocab;
+  uint16_t *logits = (uint16_t *)calsim_address(job->calbin, job->engine, CALSIM_LOGITS);
+  for (uint32_t row = 0; row < job->row_count; ++row) {
+    const npurt_lane *lane = &job->rows[row];
+    bool named = job->nan_lanes == UINT64_MAX ||
+                 (lane->lane < 64 && (job->nan_lanes >> lane->lane & 1) != 0);
+    if (!lane->active || !named) continue;
+    logits[(uint64_t)row * vocab + calsim_mix(job->ordinal ^ row) % vocab] = BF16_NAN;
+    if (job->numeric_flag) job->numeric = true;
+  }
+}
+
 npurt_status calsim_compute(calsim_job *job) {
   const calsim_calbin *c = job->calbin;
   uint32_t active = 0, done = 0;
@@ -106,5 +121,6 @@ npurt_status calsim_compute(calsim_job *job) {
     run_row(job, row, count);
     if (done <= whole) job->rows_done |= 1ull << row;
   }
+  if (job->nan_lanes != 0) spoil(job);
   return NPURT_OK;
 }

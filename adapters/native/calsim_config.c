@@ -78,9 +78,26 @@ static bool take_switch(const char *value, bool *out) {
   return true;
 }
 
+/* all, none, or some of input, output and reuse with + between them. */
+static bool take_checks(const char *value, uint32_t *out) {
+  static const char *const names[] = {"input", "output", "reuse"};
+  *out = strcmp(value, "all") == 0 ? CALSIM_CHECK_ALL : 0;
+  if (*out != 0 || strcmp(value, "none") == 0) return true;
+  for (;;) {
+    size_t length = strcspn(value, "+");
+    uint32_t bit = 0;
+    for (uint32_t i = 0; i < 3; ++i)
+      if (strlen(names[i]) == length && strncmp(value, names[i], length) == 0) bit = 1u << i;
+    if (bit == 0 || (*out & bit) != 0) return false;
+    *out |= bit;
+    if (value[length] == '\0') return true;
+    value += length + 1;
+  }
+}
+
 static const char *const KEYS[] = {
-    "profile", "seed",       "clock",           "scale",          "strict",
-    "capture", "dram_bytes", "runtime_version", "driver_version", "firmware_version"};
+    "profile", "seed",       "clock",           "scale",          "strict",          "capture",
+    "checks",  "dram_bytes", "runtime_version", "driver_version", "firmware_version"};
 enum {
   PROFILE,
   SEED,
@@ -88,6 +105,7 @@ enum {
   SCALE,
   STRICT,
   CAPTURE,
+  CHECKS,
   DRAM_BYTES,
   RUNTIME,
   DRIVER,
@@ -105,6 +123,7 @@ static bool set_key(calsim_config *c, int key, const char *value) {
     case SCALE: return calsim_parse_real(value, &c->scale) && c->scale >= 1e-3 && c->scale <= 1e6;
     case STRICT: return take_switch(value, &c->strict);
     case CAPTURE: return take_switch(value, &c->capture);
+    case CHECKS: return take_checks(value, &c->checks);
     case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
     case RUNTIME: return take_version(value, c->runtime_version);
     case DRIVER: return take_version(value, c->driver_version);
@@ -149,6 +168,7 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   strcpy(out->runtime_version, "0.1.0");
   strcpy(out->driver_version, "0.1.0");
   strcpy(out->firmware_version, "0.1.0");
+  out->checks = CALSIM_CHECK_ALL;
   if (text == NULL) return NPURT_OK;
   if (strnlen(text, 65536) == 65536)
     return calsim_error(NPURT_E_INVALID_ARG, "config text of 64 KiB or more");
@@ -163,6 +183,7 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
     line = next;
   }
   free(copy);
+  if (!seen[CHECKS]) out->checks = out->profile == CALSIM_PROFILE_TINY ? CALSIM_CHECK_ALL : 0;
   if (status == NPURT_OK && seen[SCALE] && out->clock != CALSIM_CLOCK_REAL)
     status = calsim_error(NPURT_E_INVALID_ARG, "config: scale belongs to clock = real");
   return status;

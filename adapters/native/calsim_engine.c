@@ -63,7 +63,7 @@ static calsim_pending take(calsim_device *d, uint32_t i) {
   return event;
 }
 
-static void forget(calsim_device *d, const calsim_job *job) {
+void calsim_forget_events(calsim_device *d, const calsim_job *job) {
   for (uint32_t i = d->pending_count; i-- > 0;)
     if (d->pending[i].job == job) take(d, i);
 }
@@ -71,7 +71,7 @@ static void forget(calsim_device *d, const calsim_job *job) {
 void calsim_engine_next(calsim_device *d) {
   if (d->active != NULL || d->resetting || d->closing) return;
   for (uint32_t i = 0; i < d->job_count; ++i) {
-    if (d->jobs[i]->state != NPURT_JOB_QUEUED) continue;
+    if (d->jobs[i]->state != NPURT_JOB_QUEUED || d->jobs[i]->never_runs) continue;
     d->active = d->jobs[i];
     push(d, d->active, NPURT_SIM_EVENT_START, calsim_now(d));
     return;
@@ -98,43 +98,98 @@ static void settle_lanes(const calsim_job *job) {
   }
 }
 
-void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
-                    uint32_t kv_effect, uint32_t flags) {
-  job->state = state;
-  job->status = status;
-  job->kv_effect = kv_effect;
-  job->flags |= CALSIM_FLAG_TERMINAL | flags;
+/* Let a job be terminal as its `end` says. */
+static void conclude(calsim_device *d, calsim_job *job) {
+  job->state = job->end.state;
+  job->status = job->end.status;
+  job->kv_effect = job->end.kv_effect;
+  job->flags |= CALSIM_FLAG_TERMINAL | job->end.flags;
   job->times.visible = calsim_now(d);
   job->times.valid |= 1u << 8;
   d->last_progress_ns = job->times.visible;
-  if (state == NPURT_JOB_DONE)
+  if (job->state == NPURT_JOB_DONE)
     ++d->totals.finished;
-  else if (state == NPURT_JOB_ABORTED)
+  else if (job->state == NPURT_JOB_ABORTED)
     ++d->totals.aborted;
   else
     ++d->totals.failed;
   settle_lanes(job);
-  forget(d, job);
-  if (d->active == job) d->active = NULL;
-  calsim_trace(d, "%s job=%llu code=0x%04x kv=%u rows_done=%llx flags=%u%s%s", STATES[state],
-               (unsigned long long)job->ordinal, (unsigned)status, kv_effect,
+  calsim_trace(d, "%s job=%llu code=0x%04x kv=%u rows_done=%llx flags=%u%s%s", STATES[job->state],
+               (unsigned long long)job->ordinal, (unsigned)job->status, job->kv_effect,
                (unsigned long long)job->rows_done, job->flags, job->reason[0] != '\0' ? " " : "",
                job->reason);
   pthread_cond_broadcast(&d->changed);
 }
 
-static void carry_fault(calsim_job *job, const calsim_rule *rule) {
-  if (rule->kind == CALSIM_HANG) {
-    job->hung = true;
-    job->release_level = rule->release_level;
+void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
+                    uint32_t kv_effect, uint32_t flags) {
+  job->end = (calsim_end){
+      .state = state, .kv_effect = kv_effect, .flags = flags, .status = status};
+  calsim_forget_events(d, job);
+  if (d->active == job) d->active = NULL;
+  const calsim_rule *rule = calsim_job_fault_at(d, CALSIM_AT_VISIBLE, job);
+  bool hidden = rule != NULL && (rule->kind == CALSIM_LATE_COMPLETION ||
+                                 (rule->kind == CALSIM_LOST_COMPLETION && !rule->poll_sees));
+  if (hidden) {
+    calsim_trace(d, "hidden job=%llu", (unsigned long long)job->ordinal);
+    if (rule->kind == CALSIM_LATE_COMPLETION)
+      push(d, job, NPURT_SIM_EVENT_LATE_END, calsim_now(d) + rule->delay_ns);
     return;
   }
+  job->unseen_by_wait = rule != NULL && rule->kind == CALSIM_LOST_COMPLETION;
+  conclude(d, job);
+  if (rule == NULL || rule->kind != CALSIM_LATE_DMA) return;
+  job->late_bytes = rule->bytes;
+  push(d, job, NPURT_SIM_EVENT_LATE_WRITE, calsim_now(d) + rule->delay_ns);
+}
+
+static void settle_late_end(calsim_device *d, calsim_job *job) {
+  job->end.flags |= CALSIM_FLAG_LATE;
+  ++d->totals.late;
+  calsim_event(d, NPURT_EV_LATE_COMPLETION, job->ticket, 0, NPURT_OK, "told late");
+  conclude(d, job);
+}
+
+static void settle_late_write(calsim_device *d, calsim_job *job, npurt_status status) {
+  calsim_trace(d, "late write job=%llu bytes=%llu code=0x%04x", (unsigned long long)job->ordinal,
+               (unsigned long long)job->late_bytes, (unsigned)status);
+  if (status != NPURT_OK)
+    calsim_violation(d, job, NPURT_E_DMA,
+                     "HOST_MEMORY_GONE tensor logits: the job was never quiescent");
+}
+
+static void carry_ccu(calsim_job *job, const calsim_rule *rule) {
   job->faulty = true;
   job->fault_quiesces = rule->quiesce;
   job->fault_kv = rule->kv_effect;
   job->ccu =
       (npurt_ccu_exception){.valid = 1, .chip = rule->chip, .code = rule->ccu_code, .pc = rule->pc};
   snprintf(job->ccu.text, sizeof job->ccu.text, "injected by fault %s", rule->id);
+}
+
+/* Take on a fault of a phase; *cost is what the phase takes. */
+static void carry_fault(calsim_job *job, const calsim_rule *rule, uint64_t *cost) {
+  switch (rule->kind) {
+    case CALSIM_HANG:
+      job->hung = true;
+      job->release_level = rule->release_level;
+      break;
+    case CALSIM_SLOW: {
+      double slowed = (double)*cost * rule->factor;
+      *cost = slowed < 1e18 ? (uint64_t)slowed : 1000000000000000000u;
+      break;
+    }
+    case CALSIM_DMA_ERROR:
+      job->dma_fails = true;
+      job->dma_left = rule->offset;
+      snprintf(job->reason, sizeof job->reason, "transfer broken off by fault %s", rule->id);
+      break;
+    case CALSIM_NUMERIC_NAN:
+      job->nan_lanes = rule->lanes;
+      job->numeric_flag = rule->numeric_flag;
+      break;
+    default: carry_ccu(job, rule);
+  }
 }
 
 static void enter(calsim_device *d, calsim_job *job, uint32_t state) {
@@ -151,20 +206,21 @@ static void enter(calsim_device *d, calsim_job *job, uint32_t state) {
   d->last_progress_ns = now;
   calsim_trace(d, "%s job=%llu", STATES[state], (unsigned long long)job->ordinal);
   const calsim_rule *rule =
-      calsim_fault_at(d, (calsim_point)(state - NPURT_JOB_H2D + CALSIM_AT_H2D), job);
-  if (rule != NULL) carry_fault(job, rule);
+      calsim_job_fault_at(d, (calsim_point)(state - NPURT_JOB_H2D + CALSIM_AT_H2D), job);
+  if (rule != NULL) carry_fault(job, rule, &cost);
   if (!job->hung) push(d, job, state - NPURT_JOB_H2D + NPURT_SIM_EVENT_H2D_END, now + cost);
   pthread_cond_broadcast(&d->changed);
 }
 
 static void report_gone(calsim_device *d, const calsim_job *job, npurt_status status,
                         uint32_t tensor) {
-  if (status != NPURT_E_DMA) return;
+  if (status != NPURT_E_DMA || job->dma_fails) return;
   calsim_violation(d, job, NPURT_E_DMA, "HOST_MEMORY_GONE tensor %s: %s",
                    calsim_tensor_of(job->calbin->m, job->submodel, tensor).name, job->reason);
 }
 
 static void settle_h2d(calsim_device *d, calsim_job *job, npurt_status status, uint32_t tensor) {
+  calsim_check_report(d, job);
   job->times.h2d_end = calsim_now(d);
   job->times.valid |= 1u << 3;
   if (status == NPURT_OK) {
@@ -199,6 +255,7 @@ static void settle_exec(calsim_device *d, calsim_job *job) {
 }
 
 static void settle_d2h(calsim_device *d, calsim_job *job, npurt_status status, uint32_t tensor) {
+  calsim_check_report(d, job);
   job->times.d2h_end = calsim_now(d);
   job->times.valid |= 1u << 7;
   report_gone(d, job, status, tensor);
@@ -231,6 +288,7 @@ static npurt_status work_of(calsim_job *job, uint32_t kind, uint32_t *tensor) {
   switch (kind) {
     case NPURT_SIM_EVENT_H2D_END: return calsim_transfer_in(job, tensor);
     case NPURT_SIM_EVENT_EXEC_END: return calsim_compute(job);
+    case NPURT_SIM_EVENT_LATE_WRITE: return calsim_write_late(job);
     default: return calsim_transfer_out(job, tensor);
   }
 }
@@ -245,6 +303,10 @@ static uint32_t fire(calsim_device *d) {
     enter(d, job, NPURT_JOB_H2D);
     return event.kind;
   }
+  if (event.kind == NPURT_SIM_EVENT_LATE_END) {
+    settle_late_end(d, job);
+    return event.kind;
+  }
   uint32_t tensor = 0;
   d->busy = job;
   calsim_suspend(d);
@@ -256,6 +318,8 @@ static uint32_t fire(calsim_device *d) {
       settle_h2d(d, job, status, tensor);
     else if (event.kind == NPURT_SIM_EVENT_EXEC_END)
       settle_exec(d, job);
+    else if (event.kind == NPURT_SIM_EVENT_LATE_WRITE)
+      settle_late_write(d, job, status);
     else
       settle_d2h(d, job, status, tensor);
     calsim_engine_next(d);
@@ -265,13 +329,23 @@ static uint32_t fire(calsim_device *d) {
   return event.kind;
 }
 
+/* A late event is nobody's work: it is not begun before it is due, so that a job may come first.
+ * Did the caller wait for one? */
+static bool waits_for_late(calsim_device *d) {
+  const calsim_pending *next = &d->pending[earliest(d)];
+  if (next->kind < NPURT_SIM_EVENT_LATE_END || next->time <= calsim_now(d)) return false;
+  struct timespec until = calsim_host_time(d, next->time);
+  pthread_cond_timedwait(&d->work, &d->lock, &until);
+  return true;
+}
+
 static void *engine_main(void *argument) {
   calsim_device *d = argument;
   pthread_mutex_lock(&d->lock);
   while (!d->closing) {
     if (d->pending_count == 0 || d->resetting)
       pthread_cond_wait(&d->work, &d->lock);
-    else
+    else if (!waits_for_late(d))
       fire(d);
   }
   pthread_mutex_unlock(&d->lock);
@@ -311,7 +385,11 @@ uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccount
   for (uint32_t i = 0; i < d->job_count; ++i) {
     calsim_job *job = d->jobs[i];
     if (job->state >= NPURT_JOB_DONE) {
-      if (job->state != NPURT_JOB_LOST) job->flags |= CALSIM_FLAG_QUIESCENT;
+      job->unseen_by_wait = false;
+      if (job->state != NPURT_JOB_LOST) {
+        job->flags |= CALSIM_FLAG_QUIESCENT;
+        calsim_forget_events(d, job);
+      }
       *unaccounted += job->state == NPURT_JOB_LOST;
     } else if (ends_at(job, level)) {
       uint32_t effect = job->state >= NPURT_JOB_EXEC ? CALSIM_KV_UNKNOWN : CALSIM_KV_NONE;

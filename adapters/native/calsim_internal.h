@@ -22,12 +22,13 @@ enum {
   CALSIM_MAX_OBJECTS = 65536,
   CALSIM_MAX_KV_OPS = 65536,
   CALSIM_MAX_RULES = 64,
-  CALSIM_MAX_PENDING = 8,
+  CALSIM_MAX_PENDING = CALSIM_MAX_JOBS, /* at most one event a job */
   CALSIM_EVENT_RING = 256,
   CALSIM_MAX_VIOLATIONS = 1024,
   CALSIM_TENSORS = 5,
   CALSIM_PAGE = 4096,
-  CALSIM_PIECE = 65536 /* one transfer is cut into pieces of this size */
+  CALSIM_PIECE = 65536, /* one transfer is cut into pieces of this size */
+  CALSIM_SCRATCH_BYTES = 2 * CALSIM_PIECE
 };
 #define CALSIM_TRACE_BYTES_MAX (32u << 20)
 #define CALSIM_CAPTURE_BYTES_MAX (1ull << 30)
@@ -35,6 +36,12 @@ enum {
 enum { CALSIM_PROFILE_TINY, CALSIM_PROFILE_NULL, CALSIM_PROFILE_TP2_REF };
 enum { CALSIM_CLOCK_MANUAL, CALSIM_CLOCK_REAL, CALSIM_CLOCK_VIRTUAL };
 enum { CALSIM_IN = 1, CALSIM_OUT = 2 };
+enum {
+  CALSIM_CHECK_INPUT = 1,  /* inputs are the same at H2D as at submit */
+  CALSIM_CHECK_OUTPUT = 2, /* outputs are tagged at submit and untouched until D2H */
+  CALSIM_CHECK_REUSE = 4,  /* buffers are restored and cleaned between two jobs */
+  CALSIM_CHECK_ALL = 7
+};
 enum { CALSIM_TOKENS, CALSIM_POSITIONS, CALSIM_LENGTHS, CALSIM_LOGITS, CALSIM_DIGEST };
 enum { CALSIM_DTYPE_I32 = 1, CALSIM_DTYPE_U64, CALSIM_DTYPE_F32, CALSIM_DTYPE_BF16 };
 enum { CALSIM_VALIDATED = 1, CALSIM_CONFIGURED, CALSIM_LOST, CALSIM_RELEASED };
@@ -43,6 +50,7 @@ enum {
   CALSIM_FLAG_QUIESCENT = 2,
   CALSIM_FLAG_OUTPUT_VALID = 4,
   CALSIM_FLAG_NUMERIC = 8,
+  CALSIM_FLAG_LATE = 16,
   CALSIM_FLAG_CANCEL_SEEN = 32
 };
 enum { CALSIM_KV_NONE, CALSIM_KV_APPLIED, CALSIM_KV_PARTIAL, CALSIM_KV_UNKNOWN };
@@ -140,6 +148,7 @@ typedef struct calsim_config {
   double scale;
   uint64_t seed, dram_bytes;
   bool strict, capture;
+  uint32_t checks; /* CALSIM_CHECK_* */
   char runtime_version[64], driver_version[64], firmware_version[64];
 } calsim_config;
 
@@ -196,12 +205,30 @@ typedef enum calsim_point {
   CALSIM_AT_H2D,
   CALSIM_AT_EXEC,
   CALSIM_AT_D2H,
+  CALSIM_AT_VISIBLE, /* the job's end becomes known */
+  CALSIM_AT_KV_CAN,
+  CALSIM_AT_KV_APPLY_BEFORE, /* a list that reserves */
+  CALSIM_AT_KV_APPLY_AFTER,  /* a list that commits, rolls back or releases */
+  CALSIM_AT_COUNTERS,
   CALSIM_POINTS
 } calsim_point;
 typedef enum calsim_fault_kind {
   CALSIM_SUBMIT_REJECT = 1,
+  CALSIM_SUBMIT_INDETERMINATE,
+  CALSIM_CSR_FAIL,
   CALSIM_CCU_EXCEPTION,
-  CALSIM_HANG
+  CALSIM_HANG,
+  CALSIM_SLOW,
+  CALSIM_DMA_ERROR,
+  CALSIM_NUMERIC_NAN,
+  CALSIM_LOST_COMPLETION,
+  CALSIM_LATE_COMPLETION,
+  CALSIM_LATE_DMA,
+  CALSIM_KV_APPLY_BEFORE,
+  CALSIM_KV_APPLY_AFTER,
+  CALSIM_KV_CAN_LIE,
+  CALSIM_COUNTER_SKEW,
+  CALSIM_KINDS
 } calsim_fault_kind;
 typedef enum calsim_pick {
   CALSIM_PICK_ALL,
@@ -222,10 +249,15 @@ typedef struct calsim_rule {
   char model[64];                      /* empty: any */
   uint64_t after_ns, until_ns;
   bool during_load;
-  npurt_status reject_code;
+  /* what the kind does; each uses its own */
+  npurt_status code;
   uint32_t chip, ccu_code, kv_effect, release_level; /* release_level 0: never */
-  bool quiesce;
-  uint64_t pc;
+  uint32_t number;                                   /* csr_fail: the register */
+  bool quiesce, runs, poll_sees, numeric_flag, partial;
+  uint64_t pc, delay_ns, bytes, offset, lanes;
+  double factor;
+  int64_t amount;   /* tokens of kv_can_lie, n of counter_skew */
+  uint32_t counter; /* calsim_counter_skewed */
   uint64_t seen, matches, fired; /* since armed */
 } calsim_rule;
 
@@ -236,9 +268,19 @@ typedef struct calsim_plan {
 } calsim_plan;
 
 npurt_status calsim_plan_parse(const char *text, calsim_rule **rules, uint32_t *count);
-/* The rule that fires at this point for this job, or NULL; counts and traces every decision. Lock
- * held. */
-const calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
+/* What a decision is about: a job, or an operation list of a bank, or neither. */
+typedef struct calsim_occasion {
+  const calsim_job *job;
+  const calsim_bank *bank;
+  const npurt_kv_op *ops;
+  uint32_t stride, op_count;
+} calsim_occasion;
+/* The rule that fires at this point, or NULL; counts and traces every decision. Lock held. */
+const calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
+                                   const calsim_occasion *occasion);
+const calsim_rule *calsim_job_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
+/* The counter that a rule skews. */
+uint64_t *calsim_counter_skewed(npurt_counters *counters, const calsim_rule *rule);
 uint64_t calsim_mix(uint64_t x);
 
 /* ---- calsim_calbin.c, calsim_buffer.c, calsim_memory.c --------------------------------- */
@@ -283,6 +325,8 @@ struct calsim_buffer {
   calsim_view views[CALSIM_TENSORS];
   calsim_job *job;   /* holds the buffer from accepted submit to retire */
   uint32_t restored; /* what buffer_restore was told since the last retire */
+  uint64_t job_count;
+  int32_t *left; /* with check reuse: tokens of the latest job [rows][columns], 0 elsewhere */
 };
 
 typedef struct calsim_tensor { /* shape of one tensor of a submodel */
@@ -301,10 +345,22 @@ uint8_t *calsim_address(const calsim_calbin *c, uint32_t engine, uint32_t tensor
  * tensor). */
 npurt_status calsim_transfer_in(calsim_job *job, uint32_t *gone);
 npurt_status calsim_transfer_out(calsim_job *job, uint32_t *gone);
-/* Does a view overlap a range of a job in flight where one of the two is output? */
-bool calsim_overlaps_in_flight(const calsim_device *d, const calsim_view *view, uint32_t direction);
+/* The job in flight of which a range overlaps this view, where one of the two is output; or NULL.
+ */
+const calsim_job *calsim_overlaps_in_flight(const calsim_device *d, const calsim_view *view,
+                                            uint32_t direction);
+/* Checks of memory in flight, where the configuration asks for them. Lock held: at an accepted
+ * submit, and at retire. */
+void calsim_check_submit(calsim_device *d, calsim_job *job);
+void calsim_check_retire(calsim_device *d, const calsim_job *job);
+/* Report what the transfers found; lock held. */
+void calsim_check_report(calsim_device *d, calsim_job *job);
+/* Write a job's tag to its output memory, as a transfer that nobody stopped would; without the
+ * lock. */
+npurt_status calsim_write_late(calsim_job *job);
 bool calsim_views_overlap(const calsim_view *a, const calsim_view *b);
 void calsim_calbin_free(calsim_calbin *c);
+void calsim_buffer_free(calsim_buffer *b);
 /* The device loses this configuration: LOST, memory gone; its bank, if any, is lost too. */
 void calsim_calbin_drop(calsim_device *d, calsim_calbin *c, uint32_t state, bool keep_dynamic);
 uint64_t calsim_chip_used(const calsim_chip *chip);
@@ -326,6 +382,7 @@ struct calsim_bank {
   calsim_lane *lanes;
 };
 
+const npurt_kv_op *calsim_kv_op_at(const npurt_kv_op *ops, uint32_t stride, uint32_t i);
 bool calsim_bank_lost(const calsim_bank *bank);
 float *calsim_lane_kv(const calsim_bank *bank, uint32_t lane);
 void calsim_bank_all_unknown(calsim_bank *bank);
@@ -339,6 +396,11 @@ typedef struct calsim_capture {
   float *route_weight;
   uint64_t first[CALSIM_MAX_ROWS]; /* token index of each row's first token */
 } calsim_capture;
+
+typedef struct calsim_end { /* how a job ends */
+  uint32_t state, kv_effect, flags;
+  npurt_status status;
+} calsim_end;
 
 struct calsim_job {
   calsim_device *device;
@@ -360,9 +422,17 @@ struct calsim_job {
   uint64_t rows_done;
   npurt_times times;
   npurt_ccu_exception ccu;
-  /* the fault that this job carries */
+  /* the faults that this job carries */
   bool faulty, fault_quiesces, hung;
   uint32_t fault_kv, release_level;
+  bool doubtful, never_runs; /* by submit_indeterminate */
+  bool unseen_by_wait;       /* by lost_completion: only poll and result show the end */
+  bool dma_fails, numeric_flag;
+  uint64_t dma_left, nan_lanes, late_bytes; /* dma_left: bytes until the transfer fails */
+  calsim_end end;                           /* while a late end is pending */
+  /* checks */
+  uint64_t input_hash[CALSIM_LOGITS]; /* at submit; 0: not known */
+  uint32_t tagged, touched;           /* bit i: tensor i got the tag; was touched in flight */
   /* results of the phase that runs without the lock */
   bool numeric;
   uint32_t rows_touched; /* active rows begun, the last of them perhaps in part */
@@ -395,6 +465,7 @@ void calsim_engine_stop(calsim_device *d);
 void calsim_engine_next(calsim_device *d);
 void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
                     uint32_t kv_effect, uint32_t flags);
+void calsim_forget_events(calsim_device *d, const calsim_job *job);
 /* End every job that a reset of this level can end; returns how many, and how many it cannot
  * account for. */
 uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccounted);
@@ -413,6 +484,9 @@ struct calsim_device {
   calsim_config config;
   uint32_t chip_mask;
   calsim_chip chips[CALSIM_CHIPS];
+  int scratch_fd; /* what checks read host memory through: a piece for the lock's holder, then one
+                     for the phase that runs without it */
+  uint8_t *scratch;
   /* clock: device time now (manual), or at base_host_ns (real) */
   uint64_t base_ns, base_host_ns;
   double scale;

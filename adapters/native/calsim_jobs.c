@@ -165,7 +165,7 @@ static npurt_status take_rows(const npurt_submit_params *p, calsim_job *job, cal
 }
 
 /* Every row of the job must lie within the slices, and no range may overlap what is in flight. */
-static npurt_status check_views(const calsim_device *d, calsim_job *job) {
+static npurt_status check_views(calsim_device *d, calsim_job *job) {
   uint32_t widest = 0;
   for (uint32_t i = 0; i < job->row_count; ++i)
     if (job->rows[i].active && job->rows[i].tokens > widest) widest = job->rows[i].tokens;
@@ -181,14 +181,17 @@ static npurt_status check_views(const calsim_device *d, calsim_job *job) {
       job->bytes_in += bytes;
     else
       job->bytes_out += bytes;
-    bool overlap = calsim_overlaps_in_flight(d, view, t.direction);
+    const calsim_job *holder = calsim_overlaps_in_flight(d, view, t.direction);
+    bool overlap = holder != NULL;
     for (uint32_t other = 0; other < CALSIM_TENSORS;
          ++other) /* outputs against all others of this job */
       if (t.direction == CALSIM_OUT && other != tensor)
         overlap |= calsim_views_overlap(view, &job->views[other]);
-    if (overlap)
-      return calsim_error(NPURT_E_RANGE_OVERLAP, "the memory of %s overlaps other memory in flight",
-                          t.name);
+    if (!overlap) continue;
+    calsim_violation(d, holder, NPURT_E_RANGE_OVERLAP,
+                     "RANGE_OVERLAP tensor %s: submitted over memory in flight", t.name);
+    return calsim_error(NPURT_E_RANGE_OVERLAP, "the memory of %s overlaps other memory in flight",
+                        t.name);
   }
   return NPURT_OK;
 }
@@ -227,12 +230,16 @@ static npurt_status prepare(calsim_device *d, const npurt_submit_params *p, cals
     status = calsim_error(NPURT_E_NOT_FOUND, "the submodel has no CSR");
   if (status == NPURT_OK) status = choose_engine(d, p->engine_mode, job);
   if (status == NPURT_OK) status = check_views(d, job);
-  if (status == NPURT_E_RANGE_OVERLAP)
-    calsim_violation(d, NULL, status, "RANGE_OVERLAP submit over memory in flight");
   if (status != NPURT_OK) return status;
   job->ordinal = d->next_ordinal + 1;
-  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_SUBMIT, job);
-  if (rule != NULL) return calsim_error(rule->reject_code, "rejected by fault %s", rule->id);
+  const calsim_rule *rule = calsim_job_fault_at(d, CALSIM_AT_SUBMIT, job);
+  if (rule != NULL && rule->kind == CALSIM_SUBMIT_REJECT)
+    return calsim_error(rule->code, "rejected by fault %s", rule->id);
+  if (rule != NULL && rule->kind == CALSIM_CSR_FAIL)
+    return calsim_error(NPURT_E_CSR_FAILED, "register %u is not set, by fault %s", rule->number,
+                        rule->id);
+  job->doubtful = rule != NULL;
+  job->never_runs = rule != NULL && !rule->runs;
   work.bytes_in = job->bytes_in;
   job->cost = calsim_job_cost(d->config.profile, &work);
   bool captures = d->config.capture && d->config.profile != CALSIM_PROFILE_NULL;
@@ -252,7 +259,10 @@ static void accept(calsim_device *d, const npurt_submit_params *p, calsim_job *j
   bool real = d->config.clock == CALSIM_CLOCK_REAL;
   job->times = (npurt_times){
       .clock = real ? 2 : 3, .valid = 3, .submit = submit_ns, .accept = calsim_now(d)};
+  calsim_check_submit(d, job);
   job->in->job = job->out->job = job;
+  ++job->in->job_count;
+  ++job->out->job_count;
   job->in->restored = job->out->restored = 0;
   d->jobs[d->job_count++] = job;
   ++d->totals.submitted;
@@ -261,6 +271,9 @@ static void accept(calsim_device *d, const npurt_submit_params *p, calsim_job *j
   calsim_trace(d, "submit job=%llu engine=%u submodel=%s rows=%u first_lane=%u kv_len=%u tokens=%u",
                (unsigned long long)job->ordinal, job->engine, job->submodel->name, job->row_count,
                job->rows[0].lane, job->rows[0].kv_len, job->rows[0].tokens);
+  if (job->doubtful)
+    calsim_trace(d, "submit doubtful job=%llu runs=%d", (unsigned long long)job->ordinal,
+                 !job->never_runs);
   calsim_engine_next(d);
 }
 
@@ -283,11 +296,14 @@ npurt_status npurt_job_submit(npurt_device *handle, const npurt_submit_params *p
   if (status == NPURT_OK) {
     accept(d, p, job, submit_ns);
     *out = job->ticket;
+    if (job->doubtful)
+      status = calsim_error(NPURT_E_SUBMIT_INDETERMINATE, "ticket %llu may have been queued",
+                            (unsigned long long)job->ticket);
   } else {
     calsim_trace(d, "submit refused code=0x%04x", (unsigned)status);
   }
   calsim_unlock(d);
-  if (status != NPURT_OK) calsim_job_free(job);
+  if (*out == 0) calsim_job_free(job);
   return status;
 }
 
@@ -318,7 +334,7 @@ static npurt_status find_terminal(const calsim_device *d, const npurt_ticket *t,
   for (uint32_t i = 0; i < n; ++i) {
     const calsim_job *job = calsim_job_of(d, t[i]);
     if (job == NULL) return NPURT_E_STALE_TICKET;
-    if (job->state < NPURT_JOB_DONE) continue;
+    if (job->state < NPURT_JOB_DONE || job->unseen_by_wait) continue;
     *which = i;
     return NPURT_OK;
   }
@@ -426,6 +442,8 @@ npurt_status npurt_job_retire(npurt_device *handle, npurt_ticket ticket) {
     memmove(&d->jobs[i], &d->jobs[i + 1], (d->job_count - i - 1) * sizeof d->jobs[0]);
     --d->job_count;
     job->in->job = job->out->job = NULL;
+    calsim_check_retire(d, job);
+    calsim_forget_events(d, job);
     calsim_trace(d, "retire job=%llu", (unsigned long long)job->ordinal);
     pthread_cond_broadcast(&d->changed);
   }

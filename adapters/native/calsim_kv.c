@@ -49,6 +49,11 @@ static uint64_t pool_tokens(const calsim_calbin *c) {
   return c->account.kv_bytes_per_token == 0 ? 0 : bytes / c->account.kv_bytes_per_token;
 }
 
+static uint64_t add_lie(uint64_t tokens, int64_t lie) {
+  if (lie < 0) return tokens > (uint64_t)-lie ? tokens - (uint64_t)-lie : 0;
+  return tokens + (uint64_t)lie;
+}
+
 static uint32_t lane_tokens(const calsim_lane *lane) {
   return lane->reserved > lane->committed ? lane->reserved : lane->committed;
 }
@@ -75,6 +80,7 @@ typedef struct trial { /* an operation list under way on a copy of the lanes */
   calsim_bank *bank;
   calsim_lane *lanes;
   uint64_t tokens; /* used_tokens(lanes), kept up to date */
+  int64_t lie;     /* tokens by which can_allocate takes pool and lanes for larger */
   bool *wiped;
 } trial;
 
@@ -94,7 +100,7 @@ static npurt_status try_reserve(trial *t, calsim_lane *lane, const npurt_kv_op *
     return calsim_error(NPURT_E_INVALID_ARG, "lane %u: reserve %u to %u; %u is committed", op->lane,
                         op->from_len, op->to_len, lane->committed);
   uint64_t tokens = t->tokens + (op->to_len - op->from_len);
-  if (op->to_len > c->m->context || tokens > pool_tokens(c))
+  if (op->to_len > add_lie(c->m->context, t->lie) || tokens > add_lie(pool_tokens(c), t->lie))
     return calsim_error(NPURT_E_KV_NO_SPACE,
                         "lane %u: %u tokens; the lane has %u, the bank %llu with %llu in use",
                         op->lane, op->to_len, c->m->context, (unsigned long long)pool_tokens(c),
@@ -154,7 +160,7 @@ static npurt_status try_op(trial *t, const npurt_kv_op *op) {
   return op->op == RELEASE ? try_release(t, lane, op) : try_settle(t, lane, op);
 }
 
-static const npurt_kv_op *op_at(const npurt_kv_op *ops, uint32_t stride, uint32_t i) {
+const npurt_kv_op *calsim_kv_op_at(const npurt_kv_op *ops, uint32_t stride, uint32_t i) {
   return (const npurt_kv_op *)((const uint8_t *)ops + (uint64_t)stride * i);
 }
 
@@ -172,7 +178,7 @@ static npurt_status try_ops(trial *t, const npurt_kv_op *ops, uint32_t stride, u
   t->tokens = used_tokens(t->lanes, count);
   for (uint32_t i = 0; i < n; ++i) {
     *bad = i;
-    npurt_status status = try_op(t, op_at(ops, stride, i));
+    npurt_status status = try_op(t, calsim_kv_op_at(ops, stride, i));
     if (status != NPURT_OK) return status;
   }
   return NPURT_OK;
@@ -186,6 +192,38 @@ static npurt_status check_list(const npurt_kv_op *ops, uint32_t stride, uint32_t
   return calsim_error(NPURT_E_STRUCT_SIZE, "KV operations: stride %u is too small", stride);
 }
 
+/* ---- faults ---------------------------------------------------------------------------- */
+
+static const calsim_rule *list_fault(calsim_device *d, calsim_point point, const calsim_bank *bank,
+                                     const npurt_kv_op *ops, uint32_t stride, uint32_t n) {
+  const calsim_occasion list = {.bank = bank, .ops = ops, .stride = stride, .op_count = n};
+  return calsim_fault_at(d, point, &list);
+}
+
+/* Index of the first operation that reserves (or, reserves = false, that does not); n if none. */
+static uint32_t first_op(const npurt_kv_op *ops, uint32_t stride, uint32_t n, bool reserves) {
+  uint32_t i = 0;
+  while (i < n && (calsim_kv_op_at(ops, stride, i)->op == RESERVE) != reserves) ++i;
+  return i;
+}
+
+/* The fault of a list that would have been applied; *bad names the operation that failed. A partial
+ * one leaves the content of every lane of the list unknown, any other leaves the bank as it was. */
+static npurt_status fail_list(trial *t, const npurt_kv_op *ops, uint32_t stride, uint32_t n,
+                              uint32_t *bad) {
+  const calsim_rule *rule = NULL;
+  *bad = first_op(ops, stride, n, false);
+  if (*bad < n) rule = list_fault(t->device, CALSIM_AT_KV_APPLY_AFTER, t->bank, ops, stride, n);
+  if (rule == NULL) {
+    *bad = first_op(ops, stride, n, true);
+    if (*bad < n) rule = list_fault(t->device, CALSIM_AT_KV_APPLY_BEFORE, t->bank, ops, stride, n);
+  }
+  if (rule == NULL) return NPURT_OK;
+  for (uint32_t i = 0; rule->partial && i < n; ++i)
+    t->bank->lanes[calsim_kv_op_at(ops, stride, i)->lane].certainty = CALSIM_UNKNOWN;
+  return calsim_error(rule->code, "not applied, by fault %s", rule->id);
+}
+
 npurt_status npurt_kv_can_allocate(npurt_kvbank *handle, const npurt_kv_op *ops, uint32_t stride,
                                    uint32_t n, npurt_kv_answer *out) {
   npurt_status status = CALSIM_CHECK(out, npurt_kv_answer);
@@ -195,20 +233,23 @@ npurt_status npurt_kv_can_allocate(npurt_kvbank *handle, const npurt_kv_op *ops,
   t.bank = calsim_lock_object(handle, CALSIM_BANK, &t.device);
   if (t.bank == NULL) return NPURT_E_BAD_HANDLE;
   const calsim_calbin *c = t.bank->calbin;
-  uint64_t used = used_tokens(t.bank->lanes, t.bank->lane_count), pool = pool_tokens(c), need = 0,
-           fit;
+  const calsim_rule *rule = list_fault(t.device, CALSIM_AT_KV_CAN, t.bank, ops, stride, n);
+  if (rule != NULL) t.lie = rule->amount;
+  uint64_t used = used_tokens(t.bank->lanes, t.bank->lane_count);
+  uint64_t pool = add_lie(pool_tokens(c), t.lie), need = 0, fit;
   npurt_kv_answer answer = {0};
   for (uint32_t i = 0; i < t.bank->lane_count; ++i)
     answer.free_lanes += !t.bank->lanes[i].bound && t.bank->lanes[i].certainty == CALSIM_KNOWN;
   for (uint32_t i = 0; i < n; ++i) {
-    const npurt_kv_op *op = op_at(ops, stride, i);
+    const npurt_kv_op *op = calsim_kv_op_at(ops, stride, i);
     if (op->op == RESERVE && op->to_len > op->from_len) need += op->to_len - op->from_len;
   }
   uint64_t free_tokens = pool > used ? pool - used : 0;
   fit = free_tokens;
-  if (n > 0 && op_at(ops, stride, 0)->lane < t.bank->lane_count)
-    fit += lane_tokens(&t.bank->lanes[op_at(ops, stride, 0)->lane]);
-  answer.fit_len = fit < c->m->context ? (uint32_t)fit : c->m->context;
+  if (n > 0 && calsim_kv_op_at(ops, stride, 0)->lane < t.bank->lane_count)
+    fit += lane_tokens(&t.bank->lanes[calsim_kv_op_at(ops, stride, 0)->lane]);
+  uint64_t context = add_lie(c->m->context, t.lie);
+  answer.fit_len = (uint32_t)(fit < context ? fit : context);
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     answer.need_bytes[chip] = chip_bytes(c, chip, need);
     answer.free_bytes[chip] = chip_bytes(c, chip, free_tokens);
@@ -224,7 +265,7 @@ npurt_status npurt_kv_can_allocate(npurt_kvbank *handle, const npurt_kv_op *ops,
 
 static void take_over(trial *t, const npurt_kv_op *ops, uint32_t stride, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
-    const npurt_kv_op *op = op_at(ops, stride, i);
+    const npurt_kv_op *op = calsim_kv_op_at(ops, stride, i);
     calsim_trace(t->device, "kv %s lane=%u from=%u to=%u seq=%llu txn=%llu", OPS[op->op], op->lane,
                  op->from_len, op->to_len, (unsigned long long)op->seq_tag,
                  (unsigned long long)op->txn);
@@ -253,6 +294,7 @@ npurt_status npurt_kv_apply(npurt_kvbank *handle, const npurt_kv_op *ops, uint32
   if (t.bank == NULL) return NPURT_E_BAD_HANDLE;
   uint32_t bad;
   status = try_ops(&t, ops, stride, n, &bad);
+  if (status == NPURT_OK) status = fail_list(&t, ops, stride, n, &bad);
   if (status == NPURT_OK) {
     take_over(&t, ops, stride, n);
   } else {

@@ -12,6 +12,8 @@
  *                 real: an engine thread
  *   scale         real only: simulated time = elapsed time x scale (1)
  *   strict        0 | 1: the first violation ends the process (0)
+ *   checks        all, none, or some of input, output and reuse joined by + (profile tiny: all,
+ *                 else none); see Violations
  *   capture       0 | 1: keep float32 logits and routing of each job until it is retired (0)
  *   dram_bytes    per chip (17179869184)
  *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
@@ -25,15 +27,47 @@
  * where). H2D and D2H are kernel copies between host memory and that file, in pieces of 64 KiB.
  * They happen within their phase, never at submit; with a stepped clock at the end of the phase.
  *
+ * Violations. Mistakes of the host are events of kind VIOLATION with the ticket they are about, a
+ * list (npurt_sim_violations), and the end of the process with strict = 1. The text begins with
+ * what it is, then names the tensor:
+ *   RANGE_OVERLAP     memory was mapped or submitted that a job in flight transfers, one as output
+ *   HOST_MEMORY_GONE  a transfer found no memory; the job fails with DMA
+ *   COMMIT_UNWRITTEN  KV was committed that no job has written
+ *   INPUT_TOUCHED     (input) what was transferred is not what was there at submit; it is used
+ *   OUTPUT_TOUCHED    (output) output memory was written before the device wrote it
+ *   NOT_RESTORED      (reuse) a buffer is submitted again without buffer_restore(1 | 2)
+ *   INPUT_NOT_WIPED   (reuse) tokens of the buffer's latest job lie where this one has none
+ *   TAG_LEFT          (reuse) at retire: a valid output holds some of the tag
+ * With check output, an accepted submit fills the output memory with the job's tag, undefined BF16
+ * numbers that carry the ticket: who reads too early reads those. A board would not do that.
+ *
  * Fault plan. One rule a line; the first rule that fires at a point wins; what is not understood is
  * an error with its line:
  *   fault ID kind=KIND [on=POINT] [nth=N | every=N | p=X] [count=N|inf] [skip=N]
  *         [task=prefill|decode] [engine=ping|pong] [model=NAME] [lane=N] [after=T] [until=T]
  *         [inflight>=N] [during=load] [keys of the kind]
- *   kind           on              keys of the kind
- *   submit_reject  submit          code=0x601 (any of class 1 to 3, 0x601, 0x603)
- *   ccu_exception  exec            chip=0 code=1 pc=0 quiesce=y|n kv=none|partial|unknown
- *   hang           h2d, exec, d2h  phase= (the same as on=) release=never|reset1|..|reset4
+ *   kind                  on               keys of the kind
+ *   submit_reject         submit           code=0x601 (any of class 1 to 3, 0x601, 0x603)
+ *   submit_indeterminate  submit           runs=yes|no; no: queued for ever, until cancel or reset
+ *   csr_fail              submit           k=0: the register of which the setter fails
+ *   ccu_exception         exec             chip=0 code=1 pc=0 quiesce=y|n kv=none|partial|unknown
+ *   hang                  h2d, exec, d2h   phase= (the same as on=) release=never|reset1|..|reset4
+ *   slow                  h2d, exec, d2h   factor=X phase=exec: the phase takes X times as long
+ *   dma_error             h2d, d2h         dir= (the same as on=) offset=0: bytes moved before it
+ *   numeric_nan           exec             lanes=all (or a mask) flag=y|n: with NUMERIC_FLAG or not
+ *   lost_completion       visible          poll_sees=y|n: polls see it and no wait does, or nobody
+ *   late_completion       visible          delay=T: told that much later, with event and flag LATE
+ *   late_dma              visible          delay=T bytes=64: writes the job's tag to its logits
+ *   kv_apply_before       kv_apply_before  code=0x703 (0x304, 0x703, 0x704) partial=n|y
+ *   kv_apply_after        kv_apply_after   the same
+ *   kv_can_lie            kv_can           tokens=N, with or without sign: pool, lanes look larger
+ *   counter_skew          counters         field=NAME n=N, with or without sign: added when read
+ * Points. submit: every submit that would be accepted. visible: a job's end becomes known; lost and
+ * late_completion take only jobs that are DONE, late_dma only ends without QUIESCENT, and a reset
+ * that makes the job quiescent stops it. kv_apply_before: a list that would be applied and
+ * reserves; kv_apply_after: one that commits, rolls back or releases, decided first where a list
+ * does both. partial=y has code 0x704 and leaves every lane of the list unknown. The points of KV
+ * and counters know no job, so task=, engine= (and for counters lane=, model=) are refused there.
  * The occurrences of a point that pass a rule's filters are its matches. skip drops the first ones;
  * then nth takes the N-th, every each N-th, p each with probability X by hash(seed, ID, point,
  * ordinal of the point); without any of the three every match fires. count bounds the firings: by
@@ -64,7 +98,9 @@ enum {
   NPURT_SIM_EVENT_START = 1,
   NPURT_SIM_EVENT_H2D_END,
   NPURT_SIM_EVENT_EXEC_END,
-  NPURT_SIM_EVENT_D2H_END
+  NPURT_SIM_EVENT_D2H_END,
+  NPURT_SIM_EVENT_LATE_END,  /* a completion that was held back */
+  NPURT_SIM_EVENT_LATE_WRITE /* a transfer after the job's end */
 };
 
 /* npurt_sim_clock: op */

@@ -2,7 +2,8 @@
  *
  * Writes a small random calbin into a temporary folder, then: threads that submit, wait, poll,
  * cancel and reset on a board with the real clock; waiters against a stepper on the manual clock;
- * random calls with random arguments. The checks are the sanitizers' and a few of its own: states
+ * close while several threads have jobs in flight; random calls with random arguments, under every
+ * kind of fault. The checks are the sanitizers' and a few of its own: states
  * never go back, batch outputs equal those of another board. */
 #include "calsim_model.h"
 #include "npurt_sim.h"
@@ -230,11 +231,13 @@ typedef struct shared {
   board b;
   atomic_bool stop;
   atomic_uint_fast64_t latest; /* some ticket that was given out */
+  atomic_uint ready;           /* submitters with their memory mapped */
 } shared;
 
 typedef struct submitter {
   shared *s;
   uint32_t lane, rounds, done;
+  pair p;
 } submitter;
 
 /* Submit, wait and settle until the rounds are over; a reset may come between any two calls. */
@@ -374,6 +377,54 @@ static void run_waiters(const char *folder, bool closes) {
   free_pair(&p);
 }
 
+/* ---- close with jobs in flight ---------------------------------------------------------- */
+
+/* Submit and wait until the device is gone; another thread closes it. */
+static void *outlive_main(void *argument) {
+  submitter *me = argument;
+  const board *b = &me->s->b;
+  const pair p = me->p = make_pair(b, 0);
+  atomic_fetch_add(&me->s->ready, 1);
+  for (uint32_t length = 0;;) {
+    uint64_t txn = (uint64_t)me->lane << 32 | (length + 1);
+    npurt_ticket ticket;
+    npurt_status status = NPURT_OK;
+    if (length < CONTEXT) status = kv_op(b, RESERVE, me->lane, length, txn);
+    if (status == NPURT_OK && length < CONTEXT) {
+      do status = start(b, &p, me->lane, length, txn, &ticket);
+      while (status == NPURT_E_QUEUE_FULL);
+    }
+    if (status == NPURT_OK && length < CONTEXT)
+      status = npurt_job_wait(b->device, &ticket, 1, NPURT_WAIT_FOREVER, NULL);
+    if (status == NPURT_OK)
+      status = length < CONTEXT ? kv_op(b, COMMIT, me->lane, length, txn)
+                                : kv_op(b, RELEASE, me->lane, 0, 0);
+    if (status == NPURT_OK && length < CONTEXT) status = npurt_job_retire(b->device, ticket);
+    REQUIRE(status == NPURT_OK || status == NPURT_E_BAD_HANDLE);
+    if (status != NPURT_OK) return NULL;
+    length = length < CONTEXT ? length + 1 : 0;
+    ++me->done;
+  }
+}
+
+static void run_close(const char *folder) {
+  enum { SUBMITTERS = 4 };
+  shared s = {.b = open_board(folder, "clock = real\nscale = 1")};
+  submitter submitters[SUBMITTERS];
+  pthread_t threads[SUBMITTERS];
+  for (uint32_t i = 0; i < SUBMITTERS; ++i) {
+    submitters[i] = (submitter){.s = &s, .lane = i};
+    REQUIRE(pthread_create(&threads[i], NULL, outlive_main, &submitters[i]) == 0);
+  }
+  while (atomic_load(&s.ready) < SUBMITTERS) usleep(100);
+  usleep(2000);
+  REQUIRE(npurt_device_close(s.b.device) == NPURT_OK);
+  for (uint32_t i = 0; i < SUBMITTERS; ++i) {
+    pthread_join(threads[i], NULL);
+    free_pair(&submitters[i].p);
+  }
+}
+
 /* ---- random calls ---------------------------------------------------------------------- */
 
 static void call_at_random(const board *b, pair *pairs, npurt_ticket *tickets, uint64_t *random) {
@@ -421,7 +472,21 @@ static void run_random(const char *folder, uint64_t seed) {
   REQUIRE(npurt_sim_faults(b.device,
                            "fault a kind=ccu_exception p=0.1 kv=unknown quiesce=n\n"
                            "fault h kind=hang phase=d2h p=0.02 count=inf release=reset1\n"
-                           "fault s kind=submit_reject p=0.1") == NPURT_OK);
+                           "fault s kind=submit_reject p=0.1\n"
+                           "fault i kind=submit_indeterminate p=0.1 runs=yes\n"
+                           "fault j kind=submit_indeterminate p=0.02 runs=no\n"
+                           "fault k kind=csr_fail p=0.1 k=3\n"
+                           "fault w kind=slow phase=exec p=0.1 factor=3.5\n"
+                           "fault e kind=dma_error dir=d2h p=0.1 offset=7\n"
+                           "fault f kind=dma_error dir=h2d p=0.05 offset=100000\n"
+                           "fault n kind=numeric_nan p=0.1 lanes=0x3\n"
+                           "fault l kind=lost_completion p=0.1 poll_sees=y\n"
+                           "fault m kind=lost_completion p=0.02 poll_sees=n\n"
+                           "fault o kind=late_completion p=0.1 delay=2us\n"
+                           "fault q kind=late_dma p=0.5 delay=3us bytes=33\n"
+                           "fault b kind=kv_apply_before p=0.05\n"
+                           "fault c kind=kv_apply_after p=0.05 partial=y\n"
+                           "fault x kind=counter_skew p=0.5 field=left n=-3") == NPURT_OK);
   REQUIRE(npurt_sim_arm(b.device) == NPURT_OK);
   pair pairs[3] = {make_pair(&b, 0), make_pair(&b, 0), make_pair(&b, 1)};
   npurt_ticket tickets[3] = {0};
@@ -439,6 +504,7 @@ int main(void) {
     run_waiters(folder, false);
     run_waiters(folder, true);
   }
+  for (uint32_t i = 0; i < 10; ++i) run_close(folder);
   for (uint64_t seed = 1; seed <= 20; ++seed) run_random(folder, seed);
   snprintf(path, sizeof path, "%s/manifest.json", folder);
   unlink(path);

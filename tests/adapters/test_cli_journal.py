@@ -17,7 +17,7 @@ from laneway.statemachines import MACHINES
 
 STATS_KEYS = {
     *("journal_id", "journal_tokens", "steps", "incarnations", "first_ns", "last_ns", "bytes"),
-    *("inputs", "events", "entity_events", "requests", "tokens", "faults"),
+    *("inputs", "events", "entity_events", "requests", "tokens", "faults", "metrics"),
 }
 
 
@@ -58,6 +58,13 @@ def test_stats_add_up(file: Path, recorded: tuple[Path, list[dict[str, Any]]]) -
     assert (sums["steps"], sums["entity_events"]) == (steps, entity_events)
     shown = laneway("journal", "stats", file).done().out
     assert "finished 3" in shown and sums["journal_id"] in shown
+    (tokens,) = sums["metrics"]["laneway:generation_tokens_total"]
+    assert tokens["value"] == sums["tokens"]
+    (first,) = sums["metrics"]["laneway:time_to_first_token_seconds"]
+    assert first["count"] == 3 and first["buckets"]["inf"] == 3
+    (line,) = (line for line in shown.splitlines() if "generation_tokens_total" in line)
+    assert "12" in line
+    assert "time_to_first_token_seconds" in shown and "p50" in shown
 
 
 def test_show_gives_every_step_in_order(file: Path, every: list[dict[str, Any]]) -> None:

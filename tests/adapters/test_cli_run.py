@@ -3,6 +3,7 @@
 Source: README.md (commands).
 """
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from support.command_line import DEMO, MODELS, laneway
 
 from laneway.adapters.calbin import pack
+from laneway.adapters.cli_run import _logprobs_row
 from laneway.adapters.text import TokenizerText
 from laneway.engine.inputs import RequestSubmitted
 from laneway.journal import open_journal
@@ -227,3 +229,37 @@ def test_a_journal_is_continued(tiny: Path, tmp_path: Path) -> None:
     sums = laneway("journal", "stats", file, "--json").done().row
     assert (sums["incarnations"], sums["requests"]["finished"], sums["tokens"]) == (2, 2, 10)
     assert "verify: ok" in laneway("journal", "verify", file).done().out
+
+
+# ------------------------------------------------------------------------ the sampler
+
+
+def test_penalties_and_logprobs(tiny: Path) -> None:
+    asked = ("--prompt-tokens", "5,6,7", "--max-tokens", 6, "--temperature", 0)
+    (plain,) = answers(tiny, *asked)
+    (told,) = answers(tiny, *asked, "--logprobs", 2)
+    assert list(told) == [*KEYS, "logprobs"]
+    assert {key: told[key] for key in KEYS} == plain
+    assert [one["token"] for one in told["logprobs"]] == plain["tokens"]
+    for one in told["logprobs"]:  # greedy and unpenalised: the token is the most likely
+        assert one["top"][0] == [one["token"], one["logprob"]]
+        assert len(one["top"]) == 2 and one["top"][1][1] <= one["logprob"] < 0.0
+    for name, value in (("repetition", 9), ("presence", 2), ("frequency", 2)):
+        (changed,) = answers(tiny, *asked, f"--{name}-penalty", value)
+        assert changed["tokens"] != plain["tokens"] or len(set(plain["tokens"])) == 6
+
+
+def test_a_log_probability_is_never_below_what_clients_know() -> None:
+    row = _logprobs_row(((3, -math.inf), (4, -0.5), (3, -1e30)))
+    assert row == {"token": 3, "logprob": -9999.0, "top": [[4, -0.5], [3, -9999.0]]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("repetition-penalty", 0), ("presence-penalty", -2.5), ("logprobs", 21)],
+)
+def test_a_parameter_out_of_range_is_a_usage_error(tiny: Path, name: str, value: float) -> None:
+    asked = ("--prompt-tokens", "5", f"--{name}", value)
+    called = laneway("run", "--model", tiny, "--device", VIRTUAL, "--json", *asked)
+    assert called.code == 2
+    assert name.replace("-", "_") in called.err

@@ -354,3 +354,17 @@ def test_text_of_a_token_that_was_never_delivered_is_not_flushed() -> None:
     kept = len(text.encode("never"))
     released = "".join(text.take(1, position) for position in range(kept))
     assert released + text.finish(1, tokens=kept) == text.decode(whole[:kept])
+
+
+@pytest.mark.parametrize("least", range(7))
+def test_stop_strings_are_looked_for_from_the_least_number_of_tokens_on(least: int) -> None:
+    """Tokens a b a b a b, stop string "b": the first "b" at or after token ``least`` ends it."""
+    a, b = (REFERENCE.encode(letter).ids[0] for letter in "ab")
+    tokens = [a, b, a, b, a, b]
+    text = TokenizerText(TOKENIZER, eos=[0])
+    text.open(1, stop=("b",), min_tokens=least)
+    hits = [text.push(1, position, token) for position, token in enumerate(tokens)]
+    first = next(i for i in range(6) if tokens[i] == b and i + 1 >= least)
+    assert hits == [i >= first for i in range(6)]
+    released = "".join(text.take(1, position) for position in range(6))
+    assert released + text.finish(1) == "ababab"[:first]

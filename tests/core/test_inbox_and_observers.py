@@ -113,7 +113,7 @@ class InlineDevice(FakeDevice):
 
 def test_the_same_engine_on_its_own_thread() -> None:
     journal = ListJournal()
-    engine = Engine(device=InlineDevice(), journal=journal, threads=True)
+    engine = Engine(device=InlineDevice(virtual=False), journal=journal, threads=True)
     engine.load("m", "source")
     streams = [engine.submit(Request(model="m", prompt=(n + 1,), max_tokens=5)) for n in range(9)]
     results = [stream.result(timeout_s=30.0) for stream in streams]
@@ -126,7 +126,7 @@ def test_the_same_engine_on_its_own_thread() -> None:
 
 
 def test_on_its_own_thread_a_request_that_arrives_at_the_end_is_told() -> None:
-    device = InlineDevice()
+    device = InlineDevice(virtual=False)
     engine = Engine(device=device, journal=ListJournal(), threads=True)
     engine.load("m", "source")
     late: list[Stream] = []

@@ -33,6 +33,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
         int: INTEGERS,
         str: st.text(max_size=20),
         bool: st.booleans(),
+        float: st.floats(allow_nan=False, allow_infinity=False),
     }
     if annotation in simple:
         return simple[annotation]
@@ -47,6 +48,11 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
             top_p=st.floats(0, 1, exclude_min=True),
             min_p=st.floats(0, 1),
             seed=st.none() | st.integers(0, (1 << 64) - 1),
+            repetition_penalty=st.floats(0, exclude_min=True, allow_infinity=False),
+            presence_penalty=st.floats(-2, 2),
+            frequency_penalty=st.floats(-2, 2),
+            logit_bias=st.dictionaries(st.integers(0, 1 << 20), st.floats(-100, 100), max_size=4),
+            allowed_token_ids=st.none() | st.lists(st.integers(0, 1 << 20), min_size=1, max_size=4),
         )
     if attrs.has(annotation):
         return instances_of(annotation)
@@ -134,8 +140,9 @@ WIRE_NAMES = {
     "UnloadRequested": (1, "model"),
     "RequestSubmitted": (
         1,
-        "request alias prompt max_tokens sampling[temperature top_k top_p min_p seed] stop"
-        " ignore_eos deadline_ns client_id",
+        "request alias prompt max_tokens sampling[temperature top_k top_p min_p seed"
+        " repetition_penalty presence_penalty frequency_penalty logit_bias allowed_token_ids] stop"
+        " ignore_eos deadline_ns client_id logprobs stop_token_ids min_tokens",
     ),
     "CancelRequested": (1, "request"),
     "TimePassed": (1, ""),
@@ -149,7 +156,7 @@ WIRE_NAMES = {
     "Completed": (
         1,
         "job ticket epoch generation flags kv_effect engine_slot"
-        " rows[token stop_hit fault verdict kv_digest]"
+        " rows[token stop_hit fault verdict kv_digest logprobs]"
         " times[submit_ns accept_ns h2d_begin_ns h2d_end_ns exec_begin_ns exec_end_ns d2h_begin_ns"
         " d2h_end_ns visible_ns postprocess_ns]",
     ),
@@ -209,7 +216,7 @@ def test_the_text_of_an_input() -> None:
     taken = completed(17, (101, 102))
     assert FULL.encode_input(taken) == (
         "Completed",
-        b'[1,17,917,1,2,7,"applied",1,[[101,false,"","",null],[102,false,"","",null]],'
+        b'[1,17,917,1,2,7,"applied",1,[[101,false,"","",null,[]],[102,false,"","",null,[]]],'
         b"[5,0,0,0,0,0,0,0,90,0]]",
     )
     assert FULL.encode_input(TimePassed()) == ("TimePassed", b"[1]")
@@ -268,8 +275,14 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
         ("KvApplied", b"[1,[1,[2]]]", "Expected `int`, got `array`"),
         (
             "RequestSubmitted",
-            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5],[],false,null,null]',
+            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0]',
             "temperature",
+        ),
+        (
+            "RequestSubmitted",
+            b'[1,5,"m",[7],4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[[3,101.0]],null],[],false,null,null'
+            b",null,[],0]",
+            "logit_bias",
         ),
     ],
 )
@@ -337,26 +350,38 @@ def test_an_event_without_entities_is_not_written() -> None:
 
 def test_a_digest_keeps_no_words_of_a_client() -> None:
     prompt = (7, 8, 65_000)
-    taken = submitted(5, prompt, stop=("secret stop", "x"))
+    taken = attrs.evolve(
+        submitted(5, prompt, stop=("secret stop", "x")),
+        sampling=Sampling(seed=5, logit_bias={65_001: 1.0}, allowed_token_ids=(65_002,)),
+        stop_token_ids=(65_003,),
+    )
     _, text = DIGEST.encode_input(taken)
     packed = b"".join(token.to_bytes(8, "little", signed=True) for token in prompt)
     sha256 = hashlib.sha256(packed).hexdigest()
     assert text.decode() == (
-        f'[1,5,"m",{{"count":3,"sha256":"{sha256}"}},4,[1.0,0,1.0,0.0,5],{{"count":2}},'
-        "false,null,null]"
+        f'[1,5,"m",{{"count":3,"sha256":"{sha256}"}},4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],'
+        '{"count":2},false,null,null,null,[],0]'
     )
     assert DIGEST.decode_input("RequestSubmitted", text) == attrs.evolve(
-        taken, prompt=(NO_TOKEN,) * 3, stop=("", ""), client_id=None
+        taken,
+        prompt=(NO_TOKEN,) * 3,
+        stop=("", ""),
+        client_id=None,
+        sampling=Sampling(seed=5),
+        stop_token_ids=(),
     )
 
 
 def test_a_digest_keeps_no_sampled_token() -> None:
     taken = attrs.evolve(
         completed(17, (101,)),
-        rows=(RowResult(token=101, stop_hit=True), RowResult(token=NO_TOKEN, verdict="equal")),
+        rows=(
+            RowResult(token=101, stop_hit=True, logprobs=((101, -0.5), (102, -1.5))),
+            RowResult(token=NO_TOKEN, verdict="equal"),
+        ),
     )
     _, text = DIGEST.encode_input(taken)
-    assert b'[[null,true,"","",null],[-1,false,"","equal",null]]' in text
+    assert b'[[null,true,"","",null,[]],[-1,false,"","equal",null,[]]]' in text
     read = DIGEST.decode_input("Completed", text)
     assert isinstance(read, Completed)
     assert [row.token for row in read.rows] == [NO_TOKEN, NO_TOKEN]

@@ -34,6 +34,7 @@ from laneway.engine.effects import (
     ReleaseModel,
     RestoreBuffer,
     SubmitJob,
+    SubmitRow,
     ValidateArtifact,
 )
 from laneway.engine.inputs import (
@@ -336,7 +337,7 @@ class FakeDevice:
             held = self._bank.setdefault(row.lane, [])
             assert len(held) == row.start, f"lane/{row.lane} holds {len(held)}, not {row.start}"
             self._written[row.lane] = list(row.tokens)
-            rows.append(self._row(effect, row.owner, [*held, *row.tokens], row.sampling))
+            rows.append(self._row(effect, row, [*held, *row.tokens]))
         return Completed(
             job=effect.job,
             ticket=ticket,
@@ -349,17 +350,17 @@ class FakeDevice:
             times=JobTimes(),
         )
 
-    def _row(
-        self, effect: SubmitJob, owner: int, sequence: list[int], sampling: object
-    ) -> RowResult:
-        if sampling is None:
+    def _row(self, effect: SubmitJob, row: SubmitRow, sequence: list[int]) -> RowResult:
+        if row.sampling is None:
             verdict = self.verdict if effect.origin == "golden" else ""
             return RowResult(token=NO_TOKEN, verdict=verdict)
-        seed = getattr(sampling, "seed", 0)
-        token = next_token(sequence, seed)
-        position = self._generated(owner)
-        hit = self._words.push(owner, position, token)
-        return RowResult(token=token, stop_hit=hit)
+        token = next_token(sequence, row.sampling.seed or 0, row.masked)
+        position = self._generated(row.owner)
+        hit = self._words.push(row.owner, position, token)
+        logprobs: tuple[tuple[int, float], ...] = ()
+        if row.logprobs is not None:
+            logprobs = ((token, -0.5), *((other, -1.0 - other) for other in range(row.logprobs)))
+        return RowResult(token=token, stop_hit=hit, logprobs=logprobs)
 
     def _generated(self, owner: int) -> int:
         return len(self._words.pushed.get(owner, []))

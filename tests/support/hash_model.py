@@ -20,20 +20,32 @@ CONTEXT = 48
 LANES = 8
 
 
-def next_token(sequence: Sequence[int], seed: int) -> int:
-    """Return the token that follows a sequence: never the end token unless the hash says so."""
+def next_token(sequence: Sequence[int], seed: int, masked: Sequence[int] = ()) -> int:
+    """Return the token that follows a sequence: never the end token unless the hash says so.
+
+    The first byte of the hash that is no masked token counts; eight are enough for a few of them.
+    """
     text = f"{seed}:{','.join(map(str, sequence))}".encode()
-    return hashlib.blake2b(text, digest_size=8).digest()[0] % VOCABULARY
+    drawn = (byte % VOCABULARY for byte in hashlib.blake2b(text, digest_size=8).digest())
+    return next(token for token in drawn if token not in masked)
 
 
 def answer(
-    prompt: Sequence[int], *, seed: int, max_tokens: int, ignore_eos: bool = False
+    prompt: Sequence[int],
+    *,
+    seed: int,
+    max_tokens: int,
+    ignore_eos: bool = False,
+    stop_token_ids: Sequence[int] = (),
+    min_tokens: int = 0,
 ) -> list[int]:
     """Return the tokens of a request run alone: the independent reference."""
     sequence = list(prompt)
     while len(sequence) < len(prompt) + max_tokens:
-        token = next_token(sequence, seed)
-        if token == END_TOKEN and not ignore_eos:
+        ends = [*stop_token_ids, *([] if ignore_eos else [END_TOKEN])]
+        short = len(sequence) < len(prompt) + min_tokens
+        token = next_token(sequence, seed, ends if short else ())
+        if token in ends:
             break
         sequence.append(token)
     return sequence[len(prompt) :]
@@ -44,6 +56,7 @@ class WordText:
 
     def __init__(self) -> None:
         self.opened: dict[int, tuple[str, ...]] = {}
+        self.searched_from: dict[int, int] = {}
         self.pushed: dict[int, list[int]] = {}
 
     has_text = True
@@ -51,8 +64,16 @@ class WordText:
     def encode(self, text: str) -> tuple[int, ...]:
         return tuple(ord(letter) % VOCABULARY for letter in text)
 
-    def open(self, request: int, *, stop: tuple[str, ...], tokens: Sequence[int] = ()) -> None:
+    def open(
+        self,
+        request: int,
+        *,
+        stop: tuple[str, ...],
+        tokens: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
         self.opened[request] = stop
+        self.searched_from[request] = max(min_tokens - 1, 0)
         self.pushed[request] = list(tokens)
 
     def push(self, request: int, position: int, token: int) -> bool:
@@ -60,7 +81,8 @@ class WordText:
             return False
         del self.pushed[request][position:]
         self.pushed[request].append(token)
-        text = "".join(f"<{t}>" for t in self.pushed[request])
+        searched = self.pushed[request][self.searched_from[request] :]
+        text = "".join(f"<{t}>" for t in searched)
         return any(stop in text for stop in self.opened[request])
 
     def take(self, request: int, position: int) -> str:

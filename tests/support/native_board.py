@@ -201,8 +201,14 @@ class Board:
         assert result.state == DONE
         ops = [(COMMIT, lane, k, k + len(tokens)) for lane, tokens, k in rows if tokens]
         assert self.apply(*ops) == (Code.OK, 99)
-        self.ok("npurt_job_retire", self.device, ticket)
+        self.retire(pair, ticket)
         return result
+
+    def retire(self, pair: Pair, ticket: int) -> None:
+        """Retire a job and restore its buffers, as a host has to before it uses them again."""
+        self.ok("npurt_job_retire", self.device, ticket)
+        for buffer in (pair.in_, pair.out):
+            self.ok("npurt_buffer_restore", buffer, npurt.RESTORE_SLICES | npurt.RESTORE_TENSORS)
 
     def step(self, how: int, argument: int = 0) -> int:
         fired = c.c_uint32(0)
@@ -260,11 +266,23 @@ class Board:
             self.ok("npurt_sim_arm", self.device)
 
     def violations(self) -> list[str]:
+        return [text for _, text in self.blames()]
+
+    def blames(self) -> list[tuple[int, str]]:
+        """Return ticket and text of each violation."""
         events = (npurt.Event * 16)()
         count = c.c_uint32(16)
         size = c.sizeof(npurt.Event)
         self.ok("npurt_sim_violations", self.device, events, size, c.byref(count))
-        return [event.text.decode() for event in events[: count.value]]
+        return [(event.ticket, event.text.decode()) for event in events[: count.value]]
+
+    def events(self) -> list[tuple[int, int, str]]:
+        """Take kind, ticket and text of every event that waits."""
+        taken = []
+        event = npurt.Event()
+        while self.code("npurt_device_event", self.device, c.byref(event)) == Code.OK:
+            taken.append((event.kind, event.ticket, event.text.decode()))
+        return taken
 
     def trace(self) -> bytes:
         need = c.c_uint64(0)

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from support.asking import Ask
-from support.invariants import Ledger
 from support.submit_log import Job, SubmitLog
 from support.synchronous import Arrival
 
@@ -17,6 +16,7 @@ from laneway.engine.inputs import CancelRequested, RequestSubmitted
 from laneway.engine.limits import Limits
 from laneway.engine.ports import Step
 from laneway.engine.snapshot import Snapshot
+from laneway.engine.watch import Watch
 from laneway.journal import Journal, open_journal
 from laneway.journal.port import ReadableJournal
 from laneway.journal.replay import verify
@@ -68,6 +68,8 @@ class RealEngine:
             max_tokens=ask.max_tokens,
             sampling=ask.sampling,
             ignore_eos=ask.ignore_eos,
+            stop_token_ids=ask.stop_token_ids,
+            min_tokens=min(ask.min_tokens, ask.max_tokens),
         )
         self.streams.append(self.engine.submit(request))
         return self.streams[-1]
@@ -151,10 +153,10 @@ def _is_idle(snapshot: Snapshot) -> bool:
 def check_journal(journal: ReadableJournal) -> list[Step]:
     """Prove a journal, hold it against the rules over all its steps; return them."""
     steps = list(journal.read())
-    ledger = Ledger()
+    watch = Watch()
     for step in steps:
-        ledger.take(step)
-    ledger.check_all_ended()
+        watch.take(step)
+    watch.check_all_ended()
     report = verify(journal)
     assert report.ok, report
     return steps

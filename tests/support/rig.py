@@ -6,15 +6,16 @@ from typing import Any
 
 import attrs
 from support.fake_device import FakeDevice, answer
-from support.invariants import Ledger, check_state
 from support.memory_steps import ListJournal
 
 from laneway.engine import Engine, Limits, Request, Result, Sampling, Stream
 from laneway.engine.decide import decide
 from laneway.engine.effects import CloseDevice
 from laneway.engine.inputs import CloseRequested, Input, LoadRequested, UnloadRequested
+from laneway.engine.invariants import check
 from laneway.engine.ports import Step
 from laneway.engine.state import State, fold, freeze, initial_state
+from laneway.engine.watch import Watch
 from laneway.statemachines import Event
 
 ACTIONS_MAX = 20_000
@@ -55,9 +56,9 @@ class Rig:
     ) -> None:
         self.device = device if device is not None else FakeDevice()
         self.journal = ListJournal(steps)
-        self.ledger = Ledger()
+        self.watch = Watch()
         for step in steps:
-            self.ledger.take(step)
+            self.watch.take(step)
         self.wall_ns = wall_ns
         self.journal.watch = self._watch_first
         self.engine = Engine(
@@ -69,7 +70,7 @@ class Rig:
             draw_seed=lambda: 77,
         )
         self.journal.watch = self._watch
-        check_state(self.state)
+        check(self.state)
         self.streams: list[Submitted] = []
         self.replays = True
         if load:
@@ -202,7 +203,7 @@ class Rig:
         assert len(self.device.closes) == 1
         asked = [effect for effect in self.device.executed if isinstance(effect, CloseDevice)]
         assert len(asked) == 1, f"D13: a device is closed once, not {len(asked)} times"
-        self.ledger.check_all_ended()
+        self.watch.check_all_ended()
         if self.replays:
             check_replay(self.steps, self.state)
 
@@ -210,11 +211,11 @@ class Rig:
 
     def _watch_first(self, steps: Sequence[Step]) -> None:
         for step in steps:
-            self.ledger.take(step)
+            self.watch.take(step)
 
     def _watch(self, steps: Sequence[Step]) -> None:
         self._watch_first(steps)
-        check_state(self.state)
+        check(self.state)
 
 
 def check_answer(result: Result, expected: list[int], max_tokens: int) -> None:

@@ -5,6 +5,8 @@ random number from numpy's own Philox.
 """
 
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +30,58 @@ def uniform(seed: int, position: int) -> float:
     return int(generator.random_raw()) // 2**11 / 2.0**53
 
 
-def kept(bits: Bits, sampling: Sampling) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def adjusted(
+    bits: Bits,
+    sampling: Sampling,
+    *,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    masked: Sequence[int] = (),
+    bias: Mapping[int, float] | None = None,
+) -> NDArray[np.float32]:
+    """Return the FP32 logits of a whole row after everything the request changes, in order.
+
+    A masked entry is -inf whatever else is asked of it. ``bias`` replaces that of ``sampling``, for
+    values that no request can have.
+    """
+    x = (bits.astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(all="ignore"):
+        for token, added in (dict(sampling.logit_bias) if bias is None else bias).items():
+            x[token] = x[token] + np.float32(added)
+        penalty = np.float32(sampling.repetition_penalty)
+        if sampling.repetition_penalty != 1.0:
+            for token in {*prompt, *output}:
+                x[token] = x[token] / penalty if x[token] > 0 else x[token] * penalty
+        frequency = np.float32(sampling.frequency_penalty)
+        presence = np.float32(sampling.presence_penalty)
+        for token, times in Counter(output).items():
+            x[token] = x[token] - frequency * np.float32(times)
+            x[token] = x[token] - presence
+    if sampling.allowed_token_ids is not None:
+        allowed = np.zeros(x.size, np.bool_)
+        allowed[list(sampling.allowed_token_ids)] = True
+        x[~allowed] = -np.inf
+    x[list(masked)] = -np.inf
+    return x
+
+
+def logprobs(bits: Bits, token: int, most: int) -> list[tuple[int, float]]:
+    """Return (id, log-probability) of a token, then of the most likely, from the untouched row."""
+    x = to_numbers(bits)
+    with np.errstate(under="ignore"):
+        log_mass = x.max() + math.log(math.fsum(np.exp(x - x.max())))
+    best = np.argsort(-x, kind="stable")[:most]
+    return [(int(i), float(x[i] - log_mass)) for i in (token, *best)]
+
+
+def kept(
+    x: NDArray[np.float64], sampling: Sampling
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Sort everything and sum in order; return ids in order and the running mass.
 
     The first n entries of a tie of weight w have mass n * w, as groups.py defines it: adding w one
     by one rounds otherwise, which shows where top_p falls exactly on a border.
     """
-    x = to_numbers(bits)
     order = np.argsort(-x, kind="stable")
     if sampling.temperature < 1e-5:
         return order, np.ones(1)
@@ -62,6 +109,24 @@ def drawn(
     return int(order[np.searchsorted(mass, point, side="right")])
 
 
-def reference(bits: Bits, sampling: Sampling, position: int) -> int:
-    """Return the token that a row of logits gives at an absolute position."""
-    return drawn(*kept(bits, sampling), sampling, position)
+def reference(
+    bits: Bits,
+    sampling: Sampling,
+    position: int,
+    *,
+    prompt: Sequence[int] = (),
+    output: Sequence[int] = (),
+    masked: Sequence[int] = (),
+    bias: Mapping[int, float] | None = None,
+) -> int:
+    """Return the token that a row of logits gives at an absolute position.
+
+    -1: the request's own parameters leave no token, a NaN or several +inf. One +inf is certain.
+    """
+    x = adjusted(bits, sampling, prompt=prompt, output=output, masked=masked, bias=bias)
+    certain = np.flatnonzero(x == np.inf)
+    if np.isnan(x).any() or certain.size > 1 or (x == -np.inf).all():
+        return -1
+    if certain.size == 1:
+        return int(certain[0])
+    return drawn(*kept(x.astype(np.float64), sampling), sampling, position)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 import attrs
 import numpy as np
-from support.asking import END_TOKENS, Ask, Outcome
+from support.asking import Ask, Outcome
 from support.native_board import (
     COMMIT,
     DECODE,
@@ -24,7 +24,6 @@ from support.native_board import (
     Board,
     Pair,
 )
-from support.slow_sampler import reference
 
 from laneway.adapters.npurt import Code
 
@@ -136,8 +135,8 @@ class SynchronousServer:
             return
         self._apply(COMMIT, request.lane)
         bits = self._pairs[task].view(LOGITS, np.uint16)[0].view(np.uint16)
-        token = reference(bits, request.ask.sampling, request.next_position)
-        if token in END_TOKENS and not request.ask.ignore_eos:
+        token = request.ask.draw(bits, request.tokens)
+        if token in request.ask.ends:
             request.ending = "stop"
         else:
             request.tokens.append(token)

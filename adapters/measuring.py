@@ -1,0 +1,108 @@
+"""Measure contenders against each other in one interleaved run, and say what came out.
+
+Machines are shared and drift: every round runs each contender for a short burst, in alternating
+order, and a ratio is formed from medians of the same rounds. Absolute times are for orientation,
+ratios are what a gate judges.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+BURST_NS = 40_000_000
+ROUNDS = 9
+
+
+@attrs.frozen(kw_only=True)
+class Figure:
+    """One measured figure.
+
+    ``ratio`` is value over baseline, or baseline over value where more is better.
+
+    ``gate`` is the condition on the ratio as text, ``gate_met`` None where there is no gate.
+    """
+
+    id: str
+    value: float
+    unit: str
+    baseline: str
+    baseline_value: float
+    ratio: float
+    gate: str
+    gate_met: bool | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figure as JSON values."""
+        return attrs.asdict(self)
+
+
+def at_most(
+    figure_id: str, value: float, unit: str, baseline: str, baseline_value: float, *, limit: float
+) -> Figure:
+    """Return a figure whose gate bounds value / baseline from above."""
+    ratio = value / baseline_value
+    return Figure(
+        id=figure_id,
+        value=round(value, 4),
+        unit=unit,
+        baseline=baseline,
+        baseline_value=round(baseline_value, 4),
+        ratio=round(ratio, 3),
+        gate=f"<= {limit:g}x",
+        gate_met=ratio <= limit,
+    )
+
+
+def times_faster(
+    figure_id: str, value: float, unit: str, baseline: str, baseline_value: float, *, limit: float
+) -> Figure:
+    """Return a figure whose gate bounds baseline / value from below."""
+    ratio = baseline_value / value
+    return Figure(
+        id=figure_id,
+        value=round(value, 4),
+        unit=unit,
+        baseline=baseline,
+        baseline_value=round(baseline_value, 4),
+        ratio=round(ratio, 3),
+        gate=f">= {limit:g}x faster",
+        gate_met=ratio >= limit,
+    )
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int = ROUNDS,
+    burst_ns: int | None = None,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, float]:
+    """Return the median time of one call of each contender, in microseconds.
+
+    Every contender is called once before, so that nothing is compiled or first touched inside.
+    """
+    length_ns = BURST_NS if burst_ns is None else burst_ns
+    for work in contenders.values():
+        work()
+    order = list(contenders)
+    medians: dict[str, list[float]] = {name: [] for name in order}
+    for number in range(rounds):
+        tell(number, rounds)
+        for name in order if number % 2 == 0 else reversed(order):
+            medians[name].append(_burst(contenders[name], length_ns))
+    return {name: statistics.median(values) for name, values in medians.items()}
+
+
+def _burst(work: Callable[[], object], burst_ns: int) -> float:
+    """Call again and again for a while, at least once; return the time of one call in us."""
+    count = 0
+    begun = time.perf_counter_ns()
+    while True:
+        work()
+        count += 1
+        spent = time.perf_counter_ns() - begun
+        if spent >= burst_ns:
+            return spent / count / 1000

@@ -1,0 +1,133 @@
+"""What is counted for one model, and for each of its live requests and jobs.
+
+A model is one load, so it has at most one generation: its numbers are the series with that
+generation's labels. Records of requests and jobs exist only while these live, so memory is bounded
+by what the engine itself holds.
+"""
+
+from collections import Counter
+
+import attrs
+
+from laneway.engine.distribution import Histogram, latencies, ratios, stages
+from laneway.engine.inputs import ArtifactValidated, DeviceFacts, SubmodelFacts
+
+FINISHED_REASONS = ("stop", "length", "abort", "error", "deadline")
+
+
+@attrs.define
+class Submodel:
+    """The buffers of one submodel, and how full its jobs were."""
+
+    facts: SubmodelFacts
+    buffers: range
+    fill: Histogram = attrs.Factory(ratios)
+    stages: dict[str, Histogram] = attrs.Factory(dict)
+
+    def stage(self, name: str) -> Histogram:
+        """Return the histogram of one stage."""
+        found = self.stages.get(name)
+        if found is None:
+            found = self.stages[name] = stages()
+        return found
+
+
+@attrs.define
+class MeasuredModel:
+    """Everything measured of one load of one artifact.
+
+    ``resident``: it has lanes and buffers, so its gauges mean something. ``requests``, ``lanes``,
+    ``buffers`` and ``jobs`` count by state; ``active_lanes`` are lanes of jobs that are not
+    terminal.
+    """
+
+    number: int
+    alias: str
+    device: DeviceFacts | None = None
+    code_version: str = ""
+    facts: ArtifactValidated | None = None
+    generation: int = 0
+    lane_numbers: range = range(0)
+    submodels: tuple[Submodel, ...] = ()
+    resident: bool = False
+    memory_bytes: tuple[int, ...] = ()
+    requests: Counter[str] = attrs.Factory(Counter)
+    lanes: Counter[str] = attrs.Factory(Counter)
+    buffers: Counter[str] = attrs.Factory(Counter)
+    jobs: Counter[str] = attrs.Factory(Counter)
+    active_lanes: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    corrupted: int = 0
+    finished: Counter[str] = attrs.Factory(Counter)
+    time_to_first_token: Histogram = attrs.Factory(latencies)
+    inter_token: Histogram = attrs.Factory(latencies)
+    time_per_output_token: Histogram = attrs.Factory(latencies)
+    end_to_end: Histogram = attrs.Factory(latencies)
+    queued: Histogram = attrs.Factory(latencies)
+    prefill: Histogram = attrs.Factory(latencies)
+    decode: Histogram = attrs.Factory(latencies)
+    inference: Histogram = attrs.Factory(latencies)
+
+    def accept(
+        self, facts: ArtifactValidated, generation: int, lanes: range, buffers: dict[str, range]
+    ) -> None:
+        """Take over what the artifact is, and the numbers its lanes and buffers will have."""
+        self.facts = facts
+        self.generation = generation
+        self.lane_numbers = lanes
+        self.submodels = tuple(
+            Submodel(submodel, buffers[submodel.name]) for submodel in facts.submodels
+        )
+
+    def bring_up(self, memory_bytes: tuple[int, ...]) -> None:
+        """Bring the lanes and buffers into being: all empty and free."""
+        self.resident = True
+        self.memory_bytes = memory_bytes
+        self.lanes["empty"] = len(self.lane_numbers)
+        self.buffers["free"] = sum(len(submodel.buffers) for submodel in self.submodels)
+
+    def take_down(self) -> None:
+        """Forget what the model held on the device; what it counted stays."""
+        self.resident = False
+        self.memory_bytes = ()
+        for counts in (self.requests, self.lanes, self.buffers, self.jobs):
+            counts.clear()
+        self.active_lanes = 0
+
+    def submodel_of(self, buffer: int) -> Submodel | None:
+        """Return the submodel a buffer belongs to."""
+        for submodel in self.submodels:
+            if buffer in submodel.buffers:
+                return submodel
+        return None
+
+
+@attrs.define
+class LiveRequest:
+    """What is remembered of a request until its ending: four instants and a count."""
+
+    model: MeasuredModel
+    admitted_ns: int
+    waiting_since_ns: int
+    started_ns: int = 0
+    first_token_ns: int = 0
+    last_token_ns: int = 0
+    tokens: int = 0
+
+
+@attrs.define
+class LiveJob:
+    """What is remembered of a job until it is terminal.
+
+    ``rows`` are (lane, owner, KV length before, KV length after).
+    """
+
+    model: MeasuredModel
+    submodel: Submodel | None
+    task: str
+    origin: str
+    epoch: int
+    generation: int
+    rows: tuple[tuple[int, int, int, int], ...]
+    ticket: int = 0

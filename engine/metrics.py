@@ -1,0 +1,318 @@
+"""Measure the engine from its steps alone.
+
+Theory of operation. ``Metrics`` is a fold: each step, in order, through ``observe``, and nothing
+else. So the numbers of a running engine are those of its journal, also over restarts and in a
+journal that keeps digests of tokens (I8). Times are engine time (``Step.at_ns``) or the device's
+own (``JobTimes``); nothing is sampled. A gauge is a count by state that every event moves on, and
+an ending takes the record of its request or job away: the cost of a step does not depend on how
+many requests live. ``families.py`` says what the numbers are called and puts them into a picture
+that others can keep.
+
+Source: R15.1 to R15.4, G20, I8.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from laneway.engine.distribution import MILLIONTHS
+from laneway.engine.inputs import (
+    ArtifactValidated,
+    Completed,
+    DeviceFacts,
+    DeviceFaulted,
+    EngineStarted,
+    HealthFacts,
+    HealthProbed,
+    InboxOverflowed,
+    JobStalled,
+    JobTimes,
+    ModelConfigured,
+)
+from laneway.engine.measured import LiveJob, LiveRequest, MeasuredModel
+from laneway.engine.ports import Step
+from laneway.statemachines import MACHINES, Event
+
+MODELS_KEPT_MAX = 8
+"""How many models that are gone keep their counters; older ones are forgotten."""
+
+DEVICE_JOB_COUNTERS = ("pending", "finished", "left")
+_ANSWERS = (Completed, DeviceFaulted)
+_REQUEST_FINAL = MACHINES["request"].final
+_JOB_FINAL = MACHINES["job"].final
+_FINISHED_REASON = {"cancel": "abort", "expire": "deadline", "fail": "error"}
+_CORRUPTED = "device_fault_numeric"
+
+
+@attrs.define
+class Metrics:
+    """All numbers after the steps observed so far.
+
+    ``models`` are by number, those that are gone among them. ``device_jobs`` is what the device
+    last said of itself, empty until it did. ``gained`` is empty between steps.
+    """
+
+    device_state: str = ""
+    device: DeviceFacts | None = None
+    code_version: str = ""
+    models: dict[int, MeasuredModel] = attrs.Factory(dict)
+    requests: dict[int, LiveRequest] = attrs.Factory(dict)
+    jobs: dict[int, LiveJob] = attrs.Factory(dict)
+    rejections: Counter[str] = attrs.Factory(Counter)
+    exceptions: Counter[str] = attrs.Factory(Counter)
+    stale: Counter[str] = attrs.Factory(Counter)
+    device_jobs: dict[str, int] = attrs.Factory(dict)
+    gained: list[int] = attrs.Factory(list)
+
+    def observe(self, step: Step) -> None:
+        """Take one more step, the next one.
+
+        Raises: LookupError or TypeError for a step that does not follow from those before it.
+        """
+        taken = step.taken
+        if isinstance(taken, _ANSWERS):
+            self._take_answer(taken, step)
+            return
+        if (note := _INPUTS.get(type(taken))) is not None:
+            note(self, taken)
+        self._take_events(step)
+
+    def _take_events(self, step: Step) -> None:
+        for event in step.events:
+            _HANDLERS[event.machine](self, event, step)
+
+    # ------------------------------------------------------------------ inputs
+
+    def _take_answer(self, taken: Completed | DeviceFaulted, step: Step) -> None:
+        """Take what a job became; an answer that ends no job is stale, and changes nothing (I5)."""
+        job = self.jobs.get(taken.job or 0)
+        if isinstance(taken, DeviceFaulted):
+            self.exceptions[taken.kind] += 1
+            self._take_health(taken.health)
+        self.gained.clear()
+        self._take_events(step)
+        for number in self.gained:
+            if (request := self.requests.get(number)) is not None:
+                _take_token(request, step.at_ns)
+        if taken.job is None:
+            return
+        if job is None or taken.job in self.jobs:
+            self.stale[_stale_reason(job, taken)] += 1
+        elif isinstance(taken, Completed) and any(row.fault == "numeric" for row in taken.rows):
+            self.exceptions["numeric"] += 1
+
+    def _start(self, taken: EngineStarted) -> None:
+        self.device = taken.device
+        self.code_version = taken.code_version
+        self.device_jobs = {}
+
+    def _stall(self, taken: JobStalled) -> None:
+        if taken.stage != "suspect" and taken.job in self.jobs:
+            self.exceptions["hang"] += 1
+
+    def _probe(self, taken: HealthProbed) -> None:
+        self._take_health(taken.health)
+
+    def _overflow(self, taken: InboxOverflowed) -> None:
+        self.rejections["inbox_full"] += taken.count
+
+    def _take_health(self, health: HealthFacts | None) -> None:
+        if health is not None:
+            told = dict(health.counters)
+            self.device_jobs = {n: told[n] for n in DEVICE_JOB_COUNTERS if n in told}
+
+    # ------------------------------------------------------------------ requests
+
+    def _take_request(self, event: Event, step: Step) -> None:
+        for number in event.entities:
+            if event.trigger == "reject":
+                self.rejections[event.data["reason"]] += 1
+            elif event.trigger == "admit":
+                model = self.models[event.data["model"]]
+                self.requests[number] = LiveRequest(model, step.at_ns, step.at_ns)
+                model.requests[event.dest] += 1
+            elif event.dest in _REQUEST_FINAL:
+                self._end_request(number, event, step.at_ns)
+            else:
+                _move_request(self.requests[number], event, step.at_ns)
+
+    def _end_request(self, number: int, event: Event, at_ns: int) -> None:
+        """Settle a request at its ending; the ending says how many tokens it got."""
+        request = self.requests.pop(number)
+        model = request.model
+        if event.data["tokens"] > request.tokens:
+            _take_token(request, at_ns)
+        model.requests[event.source] -= 1
+        model.finished[_FINISHED_REASON.get(event.trigger, event.data["reason"])] += 1
+        model.corrupted += event.data["reason"] == _CORRUPTED
+        model.end_to_end.observe(at_ns - request.admitted_ns)
+        if event.source == "waiting":
+            model.queued.observe(at_ns - request.waiting_since_ns)
+        if request.tokens:
+            decode_ns = request.last_token_ns - request.first_token_ns
+            model.decode.observe(decode_ns)
+            model.inference.observe(request.last_token_ns - request.started_ns)
+            if request.tokens > 1:
+                model.time_per_output_token.observe(decode_ns // (request.tokens - 1))
+
+    # ------------------------------------------------------------------ jobs
+
+    def _take_job(self, event: Event, step: Step) -> None:
+        for number in event.entities:
+            if event.trigger == "plan":
+                self._plan(number, event)
+                continue
+            job = self.jobs[number]
+            job.model.jobs[event.source] -= 1
+            if event.dest not in _JOB_FINAL:
+                job.model.jobs[event.dest] += 1
+                job.ticket = event.data["ticket"]
+                continue
+            del self.jobs[number]
+            job.model.active_lanes -= len(job.rows)
+            if event.trigger == "complete" and job.origin == "request":
+                self._account(job, step)
+
+    def _plan(self, number: int, event: Event) -> None:
+        data = event.data
+        model = self.models[data["model"]]
+        job = self.jobs[number] = LiveJob(
+            model=model,
+            submodel=model.submodel_of(data["buffer"]),
+            task=data["task"],
+            origin=data["origin"],
+            epoch=event.epoch,
+            generation=event.generation,
+            rows=tuple((lane, owner, start, end) for lane, owner, start, end in data["rows"]),
+        )
+        model.jobs[event.dest] += 1
+        model.active_lanes += len(job.rows)
+
+    def _account(self, job: LiveJob, step: Step) -> None:
+        """Take the numbers of a completed job that ran for requests."""
+        if not isinstance(step.taken, Completed):
+            raise TypeError(f"step {step.step}: a job was completed by another input")
+        if job.task == "prefill":
+            job.model.prompt_tokens += sum(end - start for _, _, start, end in job.rows)
+        if job.submodel is not None:
+            batch_max = job.submodel.facts.batch_max
+            job.submodel.fill.observe(len(job.rows) * MILLIONTHS // batch_max)
+            for stage, duration_ns in _stage_times(step.taken.times):
+                job.submodel.stage(stage).observe(duration_ns)
+        for row, result in zip(job.rows, step.taken.rows, strict=True):
+            if not result.fault:
+                self.gained.append(row[1])
+
+    # ------------------------------------------------------------------ lanes, buffers
+
+    def _take_lane(self, event: Event, step: Step) -> None:
+        for number in event.entities:
+            for model in self.models.values():
+                if model.resident and number in model.lane_numbers:
+                    model.lanes[event.source] -= 1
+                    model.lanes[event.dest] += 1
+
+    def _take_buffer(self, event: Event, step: Step) -> None:
+        for number in event.entities:
+            for model in self.models.values():
+                if model.resident and model.submodel_of(number) is not None:
+                    model.buffers[event.source] -= 1
+                    model.buffers[event.dest] += 1
+
+    # ------------------------------------------------------------------ models, device
+
+    def _take_model(self, event: Event, step: Step) -> None:
+        (number,) = event.entities
+        if event.trigger == "load":
+            self.models[number] = MeasuredModel(
+                number, event.data["alias"], self.device, self.code_version
+            )
+        elif event.trigger == "accept" and isinstance(step.taken, ArtifactValidated):
+            first, count = event.data["lanes"]
+            buffers = {name: range(at, at + n) for name, _, at, n in event.data["buffers"]}
+            lanes = range(first, first + count)
+            self.models[number].accept(step.taken, event.generation, lanes, buffers)
+        elif event.trigger == "configure" and isinstance(step.taken, ModelConfigured):
+            before, after = step.taken.used_bytes_before, step.taken.used_bytes_after
+            held = tuple(now - was for was, now in zip(before, after, strict=True))
+            self.models[number].bring_up(held)
+        elif event.dest == "unloaded":
+            self._let_go(number)
+
+    def _let_go(self, number: int) -> None:
+        """Keep what a model counted, unless it never had a generation or is too long ago."""
+        model = self.models[number]
+        model.take_down()
+        if not model.generation:
+            del self.models[number]
+        if len(self.models) > MODELS_KEPT_MAX:
+            gone = [n for n, m in self.models.items() if m.generation and not m.resident]
+            for oldest in gone[: len(self.models) - MODELS_KEPT_MAX]:
+                del self.models[oldest]
+
+    def _take_device(self, event: Event, step: Step) -> None:
+        self.device_state = event.dest
+
+
+_INPUTS: dict[type, Callable[[Metrics, Any], None]] = {
+    EngineStarted: Metrics._start,
+    JobStalled: Metrics._stall,
+    HealthProbed: Metrics._probe,
+    InboxOverflowed: Metrics._overflow,
+}
+_HANDLERS: dict[str, Callable[[Metrics, Event, Step], None]] = {
+    "request": Metrics._take_request,
+    "job": Metrics._take_job,
+    "lane": Metrics._take_lane,
+    "buffer": Metrics._take_buffer,
+    "model": Metrics._take_model,
+    "device": Metrics._take_device,
+}
+
+
+def _stale_reason(job: LiveJob | None, taken: Completed | DeviceFaulted) -> str:
+    """Return which of job, epoch, generation and ticket an answer did not match."""
+    if job is None:
+        return "not_in_flight"
+    if taken.epoch != job.epoch:
+        return "epoch"
+    return "generation" if taken.generation != job.generation else "ticket"
+
+
+def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
+    model = request.model
+    model.requests[event.source] -= 1
+    model.requests[event.dest] += 1
+    if event.trigger == "prefill":
+        model.queued.observe(at_ns - request.waiting_since_ns)
+        request.started_ns = at_ns
+    elif event.dest == "waiting":
+        request.waiting_since_ns = at_ns
+
+
+def _take_token(request: LiveRequest, at_ns: int) -> None:
+    """Count a token that became part of an answer, when its step was taken."""
+    model = request.model
+    if request.tokens == 0:
+        model.time_to_first_token.observe(at_ns - request.admitted_ns)
+        model.prefill.observe(at_ns - request.started_ns)
+        request.first_token_ns = at_ns
+    else:
+        model.inter_token.observe(at_ns - request.last_token_ns)
+    request.last_token_ns = at_ns
+    request.tokens += 1
+    model.generation_tokens += 1
+
+
+def _stage_times(times: JobTimes) -> list[tuple[str, int]]:
+    """Return the durations that a device tells; a stage without both its instants is left out."""
+    stages = (
+        ("queue", times.submit_ns, times.h2d_begin_ns),
+        ("h2d", times.h2d_begin_ns, times.h2d_end_ns),
+        ("infer", times.exec_begin_ns, times.exec_end_ns),
+        ("d2h", times.d2h_begin_ns, times.d2h_end_ns),
+    )
+    told = [(stage, end - begin) for stage, begin, end in stages if 0 < begin <= end]
+    return [*told, ("postprocess", times.postprocess_ns)]

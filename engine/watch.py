@@ -1,0 +1,206 @@
+"""What must hold of the steps of a journal, told by what came before them.
+
+``Watch`` is the other half of invariants.py: it takes the steps in order and keeps what it must
+know in tables of its own, read from events and inputs alone, so that a wrong state cannot hide a
+wrong step. A rule that is broken is an InvariantError with the rule's id.
+
+Source: I1, I5, I10, I12, E4, E7, E17, decisions 3, 8 and 9; specs/invariants.md.
+"""
+
+from collections.abc import Sequence
+
+import attrs
+
+from laneway.engine.errors import InvariantError
+from laneway.engine.inputs import BufferRestored, Completed, DeviceFaulted, RequestSubmitted
+from laneway.engine.invariants import hold
+from laneway.engine.ports import Step
+from laneway.statemachines import MACHINES, Event
+from laneway.statemachines.coupling import broken_couplings
+
+PLANNABLE = ("serving", "degraded", "draining")
+"""Device states in which a job may be planned."""
+
+PLANNING = frozenset(
+    {
+        ("job", "plan"),
+        ("lane", "bind"),
+        ("lane", "reserve"),
+        ("buffer", "acquire"),
+        ("request", "prefill"),
+    }
+)
+"""What may follow from any input at all: the next job."""
+
+
+@attrs.define
+class _Flight:
+    """A job as its events told it."""
+
+    epoch: int
+    generation: int
+    buffer: int
+    ticket: int | None = None
+
+
+@attrs.define
+class Watch:
+    """Holds the steps of one journal, in order and from its first, against their past.
+
+    It keeps what it must know in tables of its own, read from events and inputs alone, so that a
+    wrong state cannot hide a wrong step.
+    """
+
+    step: int = 0
+    at_ns: int = 0
+    endings: dict[int, str] = attrs.Factory(dict)
+    """Every request received so far, with the trigger of its ending or ""."""
+
+    _device: str = "closed"
+    _flights: dict[int, _Flight] = attrs.Factory(dict)
+    _restoring: dict[int, int] = attrs.Factory(dict)
+    _last: dict[str, int] = attrs.Factory(dict)
+
+    def take(self, step: Step) -> None:
+        """Take one more step. Raises: InvariantError naming the rule it breaks."""
+        expected = self.step + 1
+        hold(step.step == expected, "decision 3", f"step {step.step} stands for {expected}")
+        hold(step.at_ns >= self.at_ns, "decision 8", f"step {step.step}: time fell")
+        self.step, self.at_ns = step.step, step.at_ns
+        for broken in broken_couplings(step.events):
+            need = " or ".join(" ".join(pair) for pair in broken.then)
+            when = " ".join(broken.when)
+            raise InvariantError(broken.rule, f"step {step.step}: {when} without {need}")
+        self._check_answer(step)
+        for event in step.events:
+            hold(len(set(event.entities)) == len(event.entities), "I3", f"twice in {event}")
+            self._take_event(step, event)
+
+    def check_all_ended(self) -> None:
+        """I1: every request that was accepted or refused has exactly one ending."""
+        live = sorted(number for number, ending in self.endings.items() if not ending)
+        hold(not live, "I1", f"requests {live} have no ending")
+
+    # -------------------------------------------------------------- what an answer may do
+
+    def _check_answer(self, step: Step) -> None:
+        """I5, I12, E7: what does not match is recorded only; what matches is accounted once."""
+        taken = step.taken
+        moved = {(event.machine, event.trigger) for event in step.events}
+        if isinstance(taken, Completed):
+            said = f"step {step.step}: the completion of job/{taken.job}"
+            if self._matches(taken):
+                ended = _ended_jobs(step)
+                hold(taken.job in ended, "E7", f"{said} ends jobs {ended}")
+            else:
+                more = sorted(moved - PLANNING)
+                hold(not more, "I5", f"{said} matches nothing in flight, yet {more}")
+        elif isinstance(taken, DeviceFaulted) and taken.epoch not in (0, self._last.get("epoch")):
+            more = sorted(moved - PLANNING)
+            hold(not more, "I5", f"step {step.step}: a fault of another epoch, yet {more}")
+        elif isinstance(taken, RequestSubmitted) and ("request", "reject") in moved:
+            more = sorted(moved - PLANNING - {("request", "reject")})
+            hold(not more, "I12", f"step {step.step}: a refused request also moves {more}")
+
+    def _matches(self, taken: Completed) -> bool:
+        """Return whether a completion is of a job in flight, of its own epoch and generation."""
+        flight = self._flights.get(taken.job)
+        if flight is None or flight.ticket not in (None, taken.ticket):
+            return False
+        return (flight.epoch, flight.generation) == (taken.epoch, taken.generation)
+
+    # -------------------------------------------------------------- what an event may say
+
+    def _take_event(self, step: Step, event: Event) -> None:
+        match event.machine:
+            case "request":
+                for number in event.entities:
+                    self._take_request(number, event.trigger, event.dest)
+            case "job":
+                for number in event.entities:
+                    self._take_job(step, number, event)
+            case "lane" if event.trigger == "commit":
+                self._check_commit(step, event)
+            case "buffer":
+                self._take_buffer(step, event)
+            case "model":
+                self._take_model(event)
+            case "device":
+                self._device = event.dest
+                if event.trigger == "open":
+                    self._rises("epoch", (event.epoch,))
+                    self._rises("incarnation", (event.data["incarnation"],))
+
+    def _take_request(self, number: int, trigger: str, dest: str) -> None:
+        if trigger in ("admit", "reject"):
+            self._rises("request", (number,))
+            self.endings[number] = ""
+        if dest in MACHINES["request"].final:
+            before = self.endings.get(number)
+            once = before == ""
+            hold(once, "I1", f"request/{number} ends by {trigger} after {before!r}")
+            self.endings[number] = trigger
+
+    def _take_job(self, step: Step, number: int, event: Event) -> None:
+        if event.trigger == "plan":
+            ready = self._device in PLANNABLE
+            hold(ready, "I10", f"step {step.step}: job/{number} on a {self._device} device")
+            self._rises("job", (number,))
+            buffer = event.data["buffer"]
+            self._flights[number] = _Flight(event.epoch, event.generation, buffer)
+            return
+        flight = self._flights.get(number)
+        if flight is None:
+            said = f"step {step.step}: job/{number} moves by {event.trigger}"
+            raise InvariantError("E7", f"{said} after its end")
+        if event.trigger in ("submit", "doubt"):
+            flight.ticket = event.data["ticket"]
+        if event.dest in MACHINES["job"].final:
+            if event.trigger == "complete":
+                answered = isinstance(step.taken, Completed) and step.taken.job == number
+                told = type(step.taken).__name__
+                hold(answered, "E7", f"step {step.step}: job/{number} completes at a {told}")
+                self._restoring[flight.buffer] = number
+            del self._flights[number]
+
+    def _check_commit(self, step: Step, event: Event) -> None:
+        """E17: KV becomes true only when the device said so, and only for the job it said it of."""
+        taken = step.taken
+        applied = isinstance(taken, Completed) and taken.kv_effect == "applied"
+        told = type(taken).__name__
+        hold(applied, "E17", f"step {step.step}: lanes {event.entities} commit at a {told}")
+
+    def _take_buffer(self, step: Step, event: Event) -> None:
+        """E4: a done buffer is free only once it was restored for the job it served."""
+        if event.trigger != "release":
+            return
+        for number in event.entities:
+            job = self._restoring.pop(number, 0)
+            taken = step.taken
+            restored = isinstance(taken, BufferRestored) and (taken.buffer, taken.job) == (
+                number,
+                job,
+            )
+            hold(restored, "E4", f"step {step.step}: buffer/{number} is free unrestored")
+
+    def _take_model(self, event: Event) -> None:
+        if event.trigger == "load":
+            self._rises("model", event.entities)
+        elif event.trigger == "accept":
+            self._rises("generation", (event.generation,))
+            first, count = event.data["lanes"]
+            self._rises("lane", range(first, first + count))
+            for _, _, first, count in event.data["buffers"]:
+                self._rises("buffer", range(first, first + count))
+
+    def _rises(self, kind: str, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            last = self._last.get(kind, 0)
+            hold(number == last + 1, "decision 9", f"{kind} {number} follows {last}")
+            self._last[kind] = number
+
+
+def _ended_jobs(step: Step) -> list[int]:
+    final = MACHINES["job"].final
+    ended = [event for event in step.events if event.machine == "job" and event.dest in final]
+    return [number for event in ended for number in event.entities]

@@ -1,0 +1,230 @@
+"""Fast scenarios that a sound engine passes and an engine with one broken rule does not.
+
+Each runs a small story with every invariant at every step and the answers of runs alone at the end.
+A detector passes or raises; mutants are held against the one that must find them.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+from support.journal_steps import run_core, tamper
+from support.machine_run import MachineRun
+from support.rig import Rig
+from support.script import begin, finish_and_check
+from support.text_model import Wish
+
+from laneway.engine.effects import SubmitJob
+from laneway.engine.errors import IllegalTransitionError, JournalWriteError
+from laneway.engine.inputs import Completed, Input
+from laneway.engine.sampling import Sampling
+from laneway.engine.state import fold, initial_state
+from laneway.journal import open_journal
+from laneway.journal.replay import verify
+
+GREEDY = Sampling(temperature=0.0, seed=0)
+WISHES = (
+    Wish(prompt="deaf cabbage", max_tokens=6, sampling=GREEDY, ignore_eos=True),
+    Wish(prompt=(301, 302, 303), max_tokens=4, sampling=Sampling(seed=7), ignore_eos=True),
+    Wish(prompt=(5,), max_tokens=5, sampling=GREEDY, stop=("a", "n")),
+)
+
+
+# ---------------------------------------------------------------------------- fake device
+
+
+def script() -> None:
+    """Three requests on two lanes, to the end."""
+    finish_and_check(begin(), ended=[])
+
+
+def crowd() -> None:
+    """More requests than one, all on lanes at once."""
+    rig = Rig()
+    for number in range(5):
+        rig.submit([number + 1, 3], seed=number, max_tokens=6, ignore_eos=True)
+    rig.run()
+    rig.check_answers()
+    rig.check_idle()
+    rig.close()
+
+
+def cancels() -> None:
+    """The same, with one request cancelled at several points."""
+    for count in range(20, 90, 6):
+        rig = begin()
+        rig.run_actions(count)
+        rig.streams[1].stream.cancel()
+        finish_and_check(rig, ended=[1])
+
+
+def stale_completions() -> None:
+    """Completions of an ended job, another epoch, generation or ticket, and doubled ones."""
+    for count in range(24, 80, 8):
+        rig = begin()
+        rig.run_actions(count)
+        done = [step.taken for step in rig.steps if isinstance(step.taken, Completed)]
+        rig.interrupt(done[-1])
+        rig.interrupt(done[0])
+        for job in list(rig.state.jobs.values()):
+            own = attrs.evolve(done[-1], job=job.number, epoch=job.epoch, ticket=job.ticket)
+            own = attrs.evolve(own, generation=job.generation)
+            rig.interrupt(attrs.evolve(own, epoch=own.epoch + 1))
+            rig.interrupt(attrs.evolve(own, generation=own.generation + 1))
+            if job.state == "submitted":
+                rig.interrupt(attrs.evolve(own, ticket=own.ticket + 1))
+        finish_and_check(rig, ended=[])
+
+
+def kv_not_applied() -> None:
+    """A job ends well but says that its KV was not written."""
+    rig = begin()
+    rig.device.on_result = _without_kv
+    rig.run()
+    early = [one.stream for one in rig.streams if one.stream.result().error is not None]
+    assert len(early) == 1, f"one sequence lost its KV, {len(early)} ended early"
+    rig.check_answers(ended_early=early)
+    rig.close()
+
+
+def _without_kv(asked: SubmitJob, done: Completed) -> Input:
+    return attrs.evolve(done, kv_effect="none") if asked.job == 4 else done
+
+
+def broken_journal() -> None:
+    """The journal fails at several steps: nothing of that step reaches device or client."""
+    for count in range(24, 84, 3):
+        rig = begin()
+        rig.run_actions(count)
+        _fail_next_step(rig)
+
+
+def _fail_next_step(rig: Rig) -> None:
+    rig.journal.fail = True
+    asked = len(rig.device.executed) + len(rig.engine._outbox)
+    try:
+        rig.run()
+    except JournalWriteError:
+        _check_nothing_of_the_step_is_out(rig, asked)
+        rig.engine.close()
+
+
+def _check_nothing_of_the_step_is_out(rig: Rig, asked: int) -> None:
+    assert len(rig.device.executed) <= asked, "decision 4: an effect of a step that is not durable"
+    durable = initial_state()
+    for step in rig.steps:
+        fold(durable, step)
+    for one in rig.streams:
+        request = durable.requests.get(one.stream.request)
+        if request is not None:
+            seen, kept = len(one.stream._tokens), len(request.tokens)
+            assert seen <= kept, f"decision 14: {seen} tokens delivered, {kept} are durable"
+            assert one.stream._result is None, "decision 14: an ending that is not durable"
+
+
+def illegal_events() -> None:
+    """A step whose events have no edge, or move what is elsewhere, cannot be folded."""
+    rig = begin()
+    rig.run()
+    steps = list(rig.steps)
+    buffer = min(rig.state.buffers)
+    for source, trigger, dest in (
+        ("submitted", "complete", "completing"),
+        ("free", "release", "free"),
+        ("free", "acquire", "completing"),
+    ):
+        event = attrs.evolve(
+            rig.events("buffer", "acquire")[0],
+            entities=(buffer,),
+            source=source,
+            trigger=trigger,
+            dest=dest,
+        )
+        copied = initial_state()
+        for step in steps[:-1]:
+            fold(copied, step)
+        try:
+            fold(copied, attrs.evolve(steps[-1], events=(event,)))
+        except IllegalTransitionError:
+            continue
+        raise AssertionError(f"decision 2: buffer {trigger} from {source} to {dest} was folded")
+
+
+# ---------------------------------------------------------------------------- the board
+
+
+@contextmanager
+def _run(plan: str = "") -> Iterator[MachineRun]:
+    with tempfile.TemporaryDirectory(prefix="laneway-mutant-") as folder:
+        run = MachineRun(Path(folder), plan=plan, load=False)
+        try:
+            run.ask_load()
+            run.act_until(lambda: run.engine.ready() or not run.act(1))
+            assert run.engine.ready(), f"not loaded: {run.state.device.reason}"
+            yield run
+        finally:
+            run.drop()
+
+
+def board() -> None:
+    """Three requests on the simulated board, one cancelled late, memory looked at all the time."""
+    with _run() as run:
+        for wish in WISHES:
+            run.submit(wish)
+        run.act(40)
+        run.cancel(1)
+        while run.act(1):
+            run.check_board()
+        run.settle()
+        run.close()
+        run.prove()
+
+
+def board_that_faults() -> None:
+    """A CCU exception that leaves transfers under way: its memory outlives everything."""
+    plan = "fault a kind=ccu_exception on=exec nth=3 quiesce=n kv=unknown"
+    with _run(plan) as run:
+        for wish in WISHES:
+            run.submit(wish)
+        run.settle()
+        assert run.lost
+        buffers = sum(len(model.buffers) for model in run.device._models.values())
+        states = {buffer.state for buffer in run.state.buffers.values()}
+        assert "quarantined" in states, f"E5: {states}"
+        run.close()
+        run.prove()
+        kept = run.device.graveyard.item_count
+        assert kept == buffers, f"E9: {kept} of {buffers} arenas outlive the device"
+
+
+# ---------------------------------------------------------------------------- the journal
+
+
+def altered_input() -> None:
+    """An input altered behind the journal's back is found, although it decides the same."""
+    with tempfile.TemporaryDirectory(prefix="laneway-mutant-") as folder:
+        file = Path(folder) / "run.db"
+        with open_journal(file) as journal:
+            run_core(journal)
+        change = "UPDATE step SET input = replace(input, 'fake', 'fame') WHERE step = 1"
+        tamper(file, (change, ()))
+        with open_journal(file, read_only=True) as journal:
+            report = verify(journal)
+        assert not report.ok and report.asked == "chain", f"decision 3: altered, yet {report}"
+
+
+Detector = Callable[[], None]
+DETECTORS: tuple[Detector, ...] = (
+    script,
+    crowd,
+    cancels,
+    stale_completions,
+    kv_not_applied,
+    broken_journal,
+    illegal_events,
+    board,
+    board_that_faults,
+    altered_input,
+)

@@ -1,0 +1,467 @@
+"""Engines with one rule broken: each mutant is a name, the rule, what is wrong, and its detector.
+
+A plant replaces one function of the product for the time of a test. ``says`` is what the detector
+must say, so that a mutant is not taken for found because its plant does not work.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import mutants.detectors as detectors
+import numpy as np
+import pytest
+from mutants.detectors import Detector
+
+from laneway.adapters import arena, buffers, commands, npurt, results, waiting
+from laneway.engine import (
+    completing,
+    decide,
+    draft,
+    ending,
+    faulting,
+    inbox,
+    loop,
+    planning,
+    reserving,
+    state,
+    submitting,
+)
+from laneway.engine.effects import Conclude, Deliver, RestoreBuffer
+from laneway.engine.inputs import BufferRestored, Completed
+from laneway.journal import chain, sealing
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@attrs.frozen(kw_only=True)
+class Mutant:
+    """One broken rule and the detector that must find it."""
+
+    id: str
+    rule: str
+    wrong: str
+    plant: Plant
+    detector: Detector
+    says: str
+
+
+# ---------------------------------------------------------------------------- adapter
+
+
+def wait_removed(patch: pytest.MonkeyPatch) -> None:
+    real = waiting.Waiting.collect
+
+    def collect(self: waiting.Waiting, *, timeout_ns: int) -> bool:
+        for flight in self._snapshot():
+            if flight.effect.origin != "request":
+                continue
+            self._forget(flight)
+            record = npurt.Completion(kv_effect=1, engine_used=1)
+            record.h.flags = npurt.OUTPUT_VALID | npurt.TERMINAL | npurt.QUIESCENT
+            self._complete(flight, record)
+            return True
+        return real(self, timeout_ns=timeout_ns)
+
+    patch.setattr(waiting.Waiting, "collect", collect)
+
+
+def memory_shared(patch: pytest.MonkeyPatch) -> None:
+    made: list[arena.Arena] = []
+    real = arena.Arena
+
+    def share(byte_count: int) -> arena.Arena:
+        if not made:
+            made.append(real(1 << 20))
+        return made[0]
+
+    patch.setattr(buffers, "Arena", share)
+
+
+def input_rewritten_in_flight(patch: pytest.MonkeyPatch) -> None:
+    real = commands.Commands._submit
+
+    def submit(self: Any, model: Any, generation: Any, buffer: Any, effect: Any) -> Any:
+        answered = real(self, model, generation, buffer, effect)
+        if effect.origin == "request":
+            buffer.views["tokens"][...] = 1
+        return answered
+
+    patch.setattr(commands.Commands, "_submit", submit)
+
+
+def wipe_skipped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(buffers.Buffer, "wipe", lambda self: None)
+
+
+def restore_skipped(patch: pytest.MonkeyPatch) -> None:
+    def restore(self: Any, effect: RestoreBuffer) -> None:
+        buffer = self._buffer(self._model(effect.model), effect.buffer)
+        buffer.ticket = 0
+        buffer.wipe()
+        self._post(BufferRestored(buffer=effect.buffer, job=effect.job))
+
+    patch.setattr(commands.Commands, "restore", restore)
+
+
+def graveyard_empty(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(arena.Graveyard, "bury", lambda self, buried, reason: None)
+
+
+# ---------------------------------------------------------------------------- core: KV, lanes
+
+
+def kv_committed_early(patch: pytest.MonkeyPatch) -> None:
+    real = submitting.mark_submitted
+
+    def mark(made: draft.Draft, job: state.JobState, ticket: int) -> None:
+        real(made, job, ticket)
+        made.emit("lane", [row.lane for row in job.rows], "commit", generation=job.generation)
+
+    patch.setattr(submitting, "mark_submitted", mark)
+
+
+def kv_effect_ignored(patch: pytest.MonkeyPatch) -> None:
+    _complete_with(patch, lambda made, taken: attrs.evolve(taken, kv_effect="applied"))
+
+
+def reserved_lane_evicted(patch: pytest.MonkeyPatch) -> None:
+    real = reserving.evict_if_idle
+
+    def evict(made: draft.Draft, number: int) -> None:
+        if made.state.lanes[number].state == "reserved":
+            made.emit("lane", number, "rollback", data={"applied": True})
+        real(made, number)
+
+    patch.setattr(ending, "evict_if_idle", evict)
+
+
+def lane_kept_for_the_dead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ending, "evict_if_idle", lambda made, number: None)
+
+
+def lane_given_twice(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "empty_lane", lambda known, model: model.lane_first)
+    patch.setattr(planning, "validate", lambda known, chosen: None)
+
+
+# ---------------------------------------------------------------------------- core: completions
+
+
+def _complete_with(
+    patch: pytest.MonkeyPatch, change: Callable[[draft.Draft, Completed], Completed]
+) -> None:
+    """Let the engine decide on a completion other than the one it got."""
+    real = completing.complete
+
+    def complete(made: draft.Draft, taken: Completed) -> None:
+        real(made, change(made, taken))
+
+    patch.setattr(completing, "complete", complete)
+
+
+def cancelled_not_accounted(patch: pytest.MonkeyPatch) -> None:
+    real = completing.complete
+
+    def complete(made: draft.Draft, taken: Completed) -> None:
+        job = made.state.jobs.get(taken.job)
+        live = made.state.requests
+        if job and job.origin == "request" and all(row.owner not in live for row in job.rows):
+            return
+        real(made, taken)
+
+    patch.setattr(completing, "complete", complete)
+
+
+def stale_believed(patch: pytest.MonkeyPatch) -> None:
+    def change(made: draft.Draft, taken: Completed) -> Completed:
+        if taken.job in made.state.jobs or not made.state.jobs:
+            return taken
+        job = next(iter(made.state.jobs.values()))
+        return attrs.evolve(
+            taken, job=job.number, ticket=job.ticket, epoch=job.epoch, generation=job.generation
+        )
+
+    _complete_with(patch, change)
+
+
+def _quote(patch: pytest.MonkeyPatch, *fields: str) -> None:
+    def change(made: draft.Draft, taken: Completed) -> Completed:
+        job = made.state.jobs.get(taken.job)
+        if job is None:
+            return taken
+        return attrs.evolve(taken, **{field: getattr(job, field) for field in fields})
+
+    _complete_with(patch, change)
+
+
+def epoch_ignored(patch: pytest.MonkeyPatch) -> None:
+    _quote(patch, "epoch")
+
+
+def generation_ignored(patch: pytest.MonkeyPatch) -> None:
+    _quote(patch, "generation")
+
+
+def ticket_ignored(patch: pytest.MonkeyPatch) -> None:
+    _quote(patch, "ticket")
+
+
+def accounted_twice(patch: pytest.MonkeyPatch) -> None:
+    real = completing.complete
+
+    def complete(made: draft.Draft, taken: Completed) -> None:
+        if taken.job not in made.state.jobs:
+            buffer = min(made.state.buffers)
+            made.ask(RestoreBuffer(model=1, buffer=buffer, job=taken.job, ticket=taken.ticket))
+        real(made, taken)
+
+    patch.setattr(completing, "complete", complete)
+
+
+def buffer_free_at_completion(patch: pytest.MonkeyPatch) -> None:
+    real = completing._account
+
+    def account(made: draft.Draft, job: state.JobState, taken: Completed) -> None:
+        real(made, job, taken)
+        made.emit("buffer", job.buffer, "release", generation=job.generation)
+
+    patch.setattr(completing, "_account", account)
+
+
+def fault_spares_the_buffer(patch: pytest.MonkeyPatch) -> None:
+    real = faulting.fault_job
+
+    def fault(made: draft.Draft, job: state.JobState, kind: str, reason: str) -> None:
+        emit = made.emit
+
+        class Sparing(draft.Draft):
+            def emit(self, machine: str, *rest: Any, **more: Any) -> None:
+                if machine != "buffer":
+                    emit(machine, *rest, **more)
+
+        sparing = Sparing(made.state, made.taken, made.events, made.effects)
+        real(sparing, job, kind, reason)
+
+    patch.setattr(faulting, "fault_job", fault)
+
+
+# ---------------------------------------------------------------------------- core: planning
+
+
+def two_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "inflight_ceiling", lambda known: 2)
+
+
+def pool_key_without_task(patch: pytest.MonkeyPatch) -> None:
+    real = planning.free_buffer
+
+    def free(known: state.State, model: Any, task: str, *, tokens: int) -> Any:
+        other = "decode" if task == "prefill" else "prefill"
+        return real(known, model, other, tokens=1) or real(known, model, task, tokens=tokens)
+
+    patch.setattr(planning, "free_buffer", free)
+    patch.setattr(planning, "validate", lambda known, chosen: None)
+
+
+# ---------------------------------------------------------------------------- journal order
+
+
+def effects_before_commit(patch: pytest.MonkeyPatch) -> None:
+    _act_early(patch, lambda effect: not isinstance(effect, Deliver | Conclude))
+
+
+def delivered_before_durable(patch: pytest.MonkeyPatch) -> None:
+    _act_early(patch, lambda effect: isinstance(effect, Deliver | Conclude))
+
+
+def _act_early(patch: pytest.MonkeyPatch, early: Callable[[Any], bool]) -> None:
+    """Carry out some effects of a decision before its step is in the journal."""
+    real = loop.Engine._take
+
+    def take(self: loop.Engine, taken: list[Any]) -> None:
+        def deciding(known: state.State, one: Any, at_ns: int) -> draft.Decision:
+            decision = decide.decide(known, one, at_ns)
+            for effect in decision.effects:
+                if early(effect):
+                    self._act(effect)
+            kept = tuple(effect for effect in decision.effects if not early(effect))
+            return draft.Decision(decision.events, kept)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(loop, "decide", deciding)
+            real(self, taken)
+
+    patch.setattr(loop.Engine, "_take", take)
+
+
+def event_not_evolved(patch: pytest.MonkeyPatch) -> None:
+    real = state.evolve
+
+    def evolve(known: state.State, event: Any, taken: Any) -> None:
+        if (event.machine, event.trigger) != ("buffer", "release"):
+            real(known, event, taken)
+
+    patch.setattr(draft, "evolve", evolve)
+
+
+def event_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    real = draft.Draft.decision
+
+    def decision(self: draft.Draft) -> draft.Decision:
+        made = real(self)
+        kept = tuple(e for e in made.events if (e.machine, e.trigger) != ("buffer", "release"))
+        return draft.Decision(kept, made.effects)
+
+    patch.setattr(draft.Draft, "decision", decision)
+
+
+def table_unchecked(patch: pytest.MonkeyPatch) -> None:
+    def evolve(known: state.State, event: Any, taken: Any) -> None:
+        state._EVOLVERS[event.machine](known, event, taken)
+
+    patch.setattr(state, "evolve", evolve)
+
+
+def chain_without_input(patch: pytest.MonkeyPatch) -> None:
+    real = chain.row_chain
+
+    def row_chain(
+        previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
+    ) -> bytes:
+        return real(previous, step, at_ns, kind, b"", events)
+
+    patch.setattr(chain, "row_chain", row_chain)
+    patch.setattr(sealing, "row_chain", row_chain)
+
+
+def inbox_order_swapped(patch: pytest.MonkeyPatch) -> None:
+    real = inbox.Inbox.take
+
+    def take(self: inbox.Inbox, at_most: int) -> list[Any]:
+        self._queue.reverse()
+        taken = real(self, at_most)
+        self._queue.reverse()
+        return taken
+
+    patch.setattr(inbox.Inbox, "take", take)
+
+
+def tokens_of_another_row(patch: pytest.MonkeyPatch) -> None:
+    real = results.Results.read
+    last: list[Any] = []
+
+    def read(self: Any, effect: Any, model: Any, buffer: Any) -> Any:
+        logits = buffer.views["logits"]
+        kept = np.array(logits)
+        if last and last[0].shape == logits.shape and effect.origin == "request":
+            logits[...] = last[0]
+        last[:] = [kept]
+        return real(self, effect, model, buffer)
+
+    patch.setattr(results.Results, "read", read)
+
+
+def _mutant(rule: str, plant: Plant, detector: Detector, says: str, wrong: str) -> Mutant:
+    name = plant.__name__.replace("_", "-")
+    return Mutant(id=name, rule=rule, wrong=wrong, plant=plant, detector=detector, says=says)
+
+
+_d = detectors
+MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "R2.7, R2.4",
+        wait_removed,
+        _d.board,
+        "nothing went wrong, yet",
+        "output is read before the device is done",
+    ),
+    _mutant("R2.7, R2.2, E1", memory_shared, _d.board, "E4", "all buffers share one memory"),
+    _mutant(
+        "R2.7, E17", kv_committed_early, _d.script, "E17", "KV commits when the job is accepted"
+    ),
+    _mutant(
+        "R3.5, E6, E7", cancelled_not_accounted, _d.cancels, "E7", "a cancelled job is forgotten"
+    ),
+    _mutant(
+        "E3",
+        input_rewritten_in_flight,
+        _d.board,
+        "INPUT_TOUCHED",
+        "input is written after the submit",
+    ),
+    _mutant("E4", wipe_skipped, _d.board, "E4", "a buffer goes back to the pool unwiped"),
+    _mutant(
+        "E4",
+        restore_skipped,
+        _d.board,
+        "OBJECT_IN_FLIGHT",
+        "a buffer goes back without retire and restore",
+    ),
+    _mutant("E4", buffer_free_at_completion, _d.script, "E4", "a buffer is free at its completion"),
+    _mutant(
+        "E5, G1",
+        fault_spares_the_buffer,
+        _d.board_that_faults,
+        "G1, E5",
+        "a fault leaves its buffer in use",
+    ),
+    _mutant("E9", graveyard_empty, _d.board_that_faults, "E9", "tainted memory is given back"),
+    _mutant("E17", kv_effect_ignored, _d.kv_not_applied, "E17", "KV commits though not applied"),
+    _mutant(
+        "E6, E19", reserved_lane_evicted, _d.cancels, "I4", "cancel frees a lane that a job names"
+    ),
+    _mutant("E19", lane_kept_for_the_dead, _d.cancels, "E19", "an ended request keeps its lane"),
+    _mutant(
+        "E12, I3",
+        lane_given_twice,
+        _d.crowd,
+        "lane.*no transition 'bind'",
+        "two sequences on one lane",
+    ),
+    _mutant("E2", pool_key_without_task, _d.script, "R4.1", "a buffer of the other task is taken"),
+    _mutant("E11, I6", two_in_flight, _d.script, "I6", "the ceiling is ignored"),
+    _mutant("E7, I5", stale_believed, _d.stale_completions, "I5", "a stale completion is believed"),
+    _mutant("G11, I5", epoch_ignored, _d.stale_completions, "I5", "the epoch is not compared"),
+    _mutant(
+        "G11, I5", generation_ignored, _d.stale_completions, "I5", "the generation is not compared"
+    ),
+    _mutant("E8", ticket_ignored, _d.stale_completions, "I5", "the ticket is not compared"),
+    _mutant("E7", accounted_twice, _d.stale_completions, "E4", "a doubled completion counts again"),
+    _mutant("I7", tokens_of_another_row, _d.board, "I7", "tokens come from the job before"),
+    _mutant(
+        "decision 4",
+        effects_before_commit,
+        _d.broken_journal,
+        "decision 4",
+        "effects begin before the commit",
+    ),
+    _mutant(
+        "decision 14",
+        delivered_before_durable,
+        _d.broken_journal,
+        "decision 14",
+        "clients are told before it is durable",
+    ),
+    _mutant("decision 13, I11", event_not_evolved, _d.script, "idle", "an event does not evolve"),
+    _mutant(
+        "decision 13, I11", event_not_recorded, _d.script, "no transition", "a change without event"
+    ),
+    _mutant(
+        "decision 2", table_unchecked, _d.illegal_events, "decision 2", "evolve believes any event"
+    ),
+    _mutant(
+        "decision 3",
+        chain_without_input,
+        _d.altered_input,
+        "decision 3",
+        "the chain skips the input",
+    ),
+    _mutant(
+        "decision 9",
+        inbox_order_swapped,
+        _d.script,
+        "request/3 arrived",
+        "the inbox turns order around",
+    ),
+)
