@@ -235,8 +235,9 @@ class Waiting:
             reason = f"the output could not be read: {type(error).__name__}: {error}"
             self._fault(flight, npurt.Code.INTERNAL, kind="call", reason=reason, record=record)
             return
-        if record.h.flags & npurt.NUMERIC_FLAG:
-            # The device itself says so, whatever its numbers look like (R14.5).
+        found = any(row.fault == "numeric" for row in rows)
+        if record.h.flags & npurt.NUMERIC_FLAG and not found:
+            # The device says that its numbers are abnormal and no row shows it: none is believed.
             rows = tuple(attrs.evolve(row, token=NO_TOKEN, fault="numeric") for row in rows)
         took_ns = max(0, self._clock.now_ns() - begun_ns)
         self._post(

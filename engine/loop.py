@@ -419,7 +419,7 @@ class Engine:
 
     def cancel(self, request: int) -> None:
         """Ask for a request's end; idempotent, also for requests that have ended."""
-        check_int("request", request, least=0, most=REQUEST_MAX)
+        check_int("request", request, least=-REQUEST_MAX, most=REQUEST_MAX)
         if self._ended:
             return
         self._inbox.ask(lambda: CancelRequested(request=request), urgent=True)

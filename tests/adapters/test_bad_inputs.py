@@ -117,7 +117,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     (
         "run a --stop " + "x" * 1025,
         USAGE,
-        "Invalid value: a stop string has 1 to 1024 characters" + RUN_HELP,
+        "Invalid value: a stop string has at most 1024 characters, not 1025" + RUN_HELP,
     ),
     (
         "run a" + " --stop x" * 17,
