@@ -6,6 +6,7 @@ exit code (adapters/exits.py). That holds for a mistyped option too.
 """
 
 import logging
+import signal
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,7 @@ from laneway.adapters import (
     cli_run,
     cli_soak,
 )
-from laneway.adapters.exits import INTERRUPTED, USAGE, describe, exit_code, is_help
+from laneway.adapters.exits import INTERRUPTED, USAGE, Terminated, describe, exit_code, is_help
 
 app = typer.Typer(
     name="laneway",
@@ -71,15 +72,20 @@ def options(
     )
 
 
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
 def main() -> None:
     """Run the command line and leave with the exit code that says how it went."""
     debug = "--debug" in sys.argv[1:]
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if debug:
         sys.argv.insert(1, "--debug")
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(prog_name="laneway", standalone_mode=False)
-    except (Exception, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt, Terminated) as error:
         if is_help(error):
             sys.exit(USAGE)
         if debug:
@@ -88,6 +94,8 @@ def main() -> None:
             f"laneway: {describe(error)}", style="red", markup=False, highlight=False
         )
         sys.exit(exit_code(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if code == INTERRUPTED:
         print("laneway: interrupted", file=sys.stderr)
     sys.exit(code)

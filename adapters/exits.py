@@ -20,6 +20,15 @@ DEVICE = 3
 JOURNAL = 4
 INTERNAL = 70
 INTERRUPTED = 130
+TERMINATED = 143
+
+
+class Terminated(BaseException):
+    """The process was asked to end (SIGTERM): what is open is closed on the way out.
+
+    Why no Exception: nothing between here and the program's end may take it for an error.
+    """
+
 
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RequestError, ANSWER_IS_NO),
@@ -31,6 +40,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (InternalError, INTERNAL),
     (KeyboardInterrupt, INTERRUPTED),
     (typer.Abort, INTERRUPTED),
+    (Terminated, TERMINATED),
 )
 
 # The base of what the command line parser raises. Why not imported by name: typer brings a parser
@@ -55,6 +65,8 @@ def describe(error: BaseException) -> str:
     """Return what to print: one line, whatever the error's own text looks like."""
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return "interrupted"
+    if isinstance(error, Terminated):
+        return "terminated"
     if isinstance(error, _COMMAND_LINE_ERROR):
         return _describe_usage(error)
     text = _one_line(str(error)) or type(error).__name__

@@ -61,6 +61,13 @@ def refuse(state: State, taken: RequestSubmitted) -> Refusal | None:
     model = _serving_model(state, taken.alias)
     if isinstance(model, Refusal):
         return model
+    if taken.model != model.number:
+        return Refusal(
+            "model_changed",
+            503,
+            f"the model behind {taken.alias!r} changed while the request came in: send it again",
+            later=True,
+        )
     return _refuse_shape(model, taken) or _refuse_queue(state, taken)
 
 

@@ -164,9 +164,11 @@ class UnloadRequested:
 class RequestSubmitted:
     """A client wants tokens.
 
-    ``deadline_ns`` is engine time; ``sampling.seed`` is never None here. ``logprobs``: how many of
+    ``deadline_ns`` is engine time; ``sampling.seed`` is never None here. ``model`` is the one that
+    the alias stood for when the tokens were made, 0 for none. ``logprobs``: how many of
     the most likely tokens are told beside each token's own log-probability, None for neither.
-    Before ``min_tokens`` nothing but ``max_tokens`` ends the answer.
+    Before ``min_tokens`` nothing but ``max_tokens`` ends the answer. ``model`` is the one that the
+    alias stood for when text was turned into tokens, 0 for none.
     """
 
     request: int
@@ -181,6 +183,7 @@ class RequestSubmitted:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    model: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -266,32 +266,8 @@ class Engine:
                 self._failures[event.entities[0]] = str(event.data.get("reason", "abandoned"))
             elif event.machine == "device" and event.trigger == "close":
                 self._ended = True
-            elif event.machine == "request" and event.trigger == "admit":
-                self._follow_admission(event.entities[0], event.data["model"])
         for subscription in self._subscriptions:
             subscription.put(step)
-
-    def _follow_admission(self, request: int, model: int) -> None:
-        """Open a request's text with the model that serves it, if the alias moved since the submit.
-
-        A model without stop strings cannot serve a request that has them: it is cancelled.
-        """
-        if self._models_of.get(request) == model:
-            return
-        before = self._text_of(self._models_of.pop(request, None))
-        if before is not None:
-            before.drop(request)
-        text = self._device.text(model)
-        stream = self._streams[request]
-        stream.has_text = text.has_text
-        try:
-            admitted = self._state.requests[request]
-            text.open(request, stop=admitted.stop, min_tokens=admitted.min_tokens)
-        except ValueError as refused:
-            LOG.warning("request/%d cannot be served by model/%d: %s", request, model, refused)
-            self._inbox.post(CancelRequested(request=request))
-            text.open(request, stop=())
-        self._models_of[request] = model
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
@@ -346,7 +322,7 @@ class Engine:
         made: list[Stream] = []
 
         def number() -> Input:
-            taken = self._number_request(request, prompt)
+            taken = self._number_request(request, prompt, model)
             made.append(self._open_stream(taken, request, model))
             return taken
 
@@ -373,7 +349,9 @@ class Engine:
         except KeyError:
             return None
 
-    def _number_request(self, request: Request, prompt: tuple[int, ...]) -> RequestSubmitted:
+    def _number_request(
+        self, request: Request, prompt: tuple[int, ...], model: int | None
+    ) -> RequestSubmitted:
         sampling = request.sampling
         if sampling.seed is None:
             sampling = attrs.evolve(sampling, seed=self._draw_seed())
@@ -393,6 +371,7 @@ class Engine:
             logprobs=request.logprobs,
             stop_token_ids=request.stop_token_ids,
             min_tokens=request.min_tokens,
+            model=model or 0,
         )
 
     def _open_stream(self, taken: RequestSubmitted, request: Request, model: int | None) -> Stream:

@@ -3,6 +3,9 @@
 Source: README.md (commands, exit codes).
 """
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from support.native_board import ROOT
 
 from laneway.adapters import cli_run
 from laneway.adapters.npurt import CAPABILITIES
+from laneway.journal import open_journal
+from laneway.journal.replay import fold, verify
 from laneway.statemachines import MACHINES
 from laneway.statemachines.coupling import couplings_of
 
@@ -147,3 +152,30 @@ def test_the_program_refuses_in_one_line(tmp_path: Path) -> None:
     laneway_program("run", "a", "--model", "nowhere", folder=tmp_path).refused(2, "nowhere")
     called = laneway_program("--debug", "run", "a", "--model", "nowhere", folder=tmp_path)
     assert called.code == 2 and "Traceback" in called.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGTERM, 143, "terminated"), (signal.SIGINT, 130, "interrupted")],
+)
+def test_a_signal_ends_the_program_with_everything_closed(
+    number: signal.Signals, code: int, word: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.db"
+    program = subprocess.Popen(
+        [sys.executable, "-m", "laneway.adapters.cli", "run", "ROMEO.", "--max-tokens", "500"]
+        + ["--journal", str(path), "--seed", "1", "--device", "sim:tp2-ref"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdout is not None and program.stderr is not None
+    program.stdout.readline()  # the first line of the answer: it is in the middle of it
+    program.send_signal(number)
+    _, said = program.communicate(timeout=60)
+    assert (program.returncode, said.strip().splitlines()[-1]) == (code, f"laneway: {word}")
+    with open_journal(path, read_only=True) as journal:
+        assert verify(journal).ok
+        folded = fold(journal)
+    assert not folded.requests and folded.device.state == "closed"

@@ -14,7 +14,11 @@ from laneway.engine import (
     RequestRejectedError,
     Stream,
 )
-from laneway.engine.inputs import ArtifactValidated, Input, SubmodelFacts
+from laneway.engine.decide import decide
+from laneway.engine.effects import Conclude
+from laneway.engine.inputs import ArtifactValidated, Input, RequestSubmitted, SubmodelFacts
+from laneway.engine.sampling import Sampling
+from laneway.engine.state import copy
 
 
 def rejection(stream: Stream) -> RequestRejectedError:
@@ -204,6 +208,9 @@ def test_a_closing_engine_refuses() -> None:
     assert live.result().error is None
 
 
+NOT_YET = ("unknown_model", "model_not_ready", "model_changed")
+
+
 def test_a_request_handed_in_just_before_the_model_is_published_is_served_or_refused() -> None:
     rig = Rig(load=False)
 
@@ -219,5 +226,31 @@ def test_a_request_handed_in_just_before_the_model_is_published_is_served_or_ref
         if result.error is None:
             assert list(result.tokens) == one.expected()
         else:
-            assert rejection(one.stream).reason in ("unknown_model", "model_not_ready")
+            assert rejection(one.stream).reason in (
+                "unknown_model",
+                "model_not_ready",
+                "model_changed",
+            )
+    rig.close()
+
+
+def test_tokens_made_for_another_model_are_not_run() -> None:
+    rig = Rig()
+    taken = RequestSubmitted(
+        request=rig.state.next_request,
+        alias="m",
+        prompt=(1, 2),
+        max_tokens=2,
+        sampling=Sampling(seed=1),
+        stop=(),
+        ignore_eos=False,
+        deadline_ns=None,
+        client_id=None,
+        model=99,
+    )
+    decision = decide(copy(rig.state), taken, rig.state.now_ns)
+    (told,) = decision.effects
+    assert isinstance(told, Conclude)
+    assert (told.kind, told.http_status, told.admitted) == ("model_changed", 503, False)
+    assert [event.trigger for event in decision.events] == ["reject"]
     rig.close()

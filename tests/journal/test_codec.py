@@ -142,7 +142,7 @@ WIRE_NAMES = {
         1,
         "request alias prompt max_tokens sampling[temperature top_k top_p min_p seed"
         " repetition_penalty presence_penalty frequency_penalty logit_bias allowed_token_ids] stop"
-        " ignore_eos deadline_ns client_id logprobs stop_token_ids min_tokens",
+        " ignore_eos deadline_ns client_id logprobs stop_token_ids min_tokens model",
     ),
     "CancelRequested": (1, "request"),
     "TimePassed": (1, ""),
@@ -275,13 +275,13 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
         ("KvApplied", b"[1,[1,[2]]]", "Expected `int`, got `array`"),
         (
             "RequestSubmitted",
-            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0]',
+            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1]',
             "temperature",
         ),
         (
             "RequestSubmitted",
             b'[1,5,"m",[7],4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[[3,101.0]],null],[],false,null,null'
-            b",null,[],0]",
+            b",null,[],0,1]",
             "logit_bias",
         ),
     ],
@@ -360,7 +360,7 @@ def test_a_digest_keeps_no_words_of_a_client() -> None:
     sha256 = hashlib.sha256(packed).hexdigest()
     assert text.decode() == (
         f'[1,5,"m",{{"count":3,"sha256":"{sha256}"}},4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],'
-        '{"count":2},false,null,null,null,[],0]'
+        '{"count":2},false,null,null,null,[],0,1]'
     )
     assert DIGEST.decode_input("RequestSubmitted", text) == attrs.evolve(
         taken,

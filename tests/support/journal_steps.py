@@ -59,7 +59,12 @@ def started(tokens: str = "full", wall_clock_ns: int = 1_700_000_000_000_000_000
 
 
 def submitted(
-    request: int, prompt: Iterable[int], *, max_tokens: int = 4, stop: tuple[str, ...] = ()
+    request: int,
+    prompt: Iterable[int],
+    *,
+    max_tokens: int = 4,
+    stop: tuple[str, ...] = (),
+    model: int = 1,
 ) -> RequestSubmitted:
     """Return a client's wish."""
     return RequestSubmitted(
@@ -72,6 +77,7 @@ def submitted(
         ignore_eos=False,
         deadline_ns=None,
         client_id="client-secret",
+        model=model,
     )
 
 
@@ -166,7 +172,10 @@ def run_core(
     if load:
         wanted.append(LoadRequested(model=state.next_model, alias="m", source="x"))
         first = state.next_request
-        later.extend(submitted(first + index, prompt) for index, prompt in enumerate(prompts))
+        model = state.next_model
+        later.extend(
+            submitted(first + index, prompt, model=model) for index, prompt in enumerate(prompts)
+        )
         later.append(CancelRequested(request=first + len(later) - 1))
     later.append(CloseRequested(drain=True))
     while True:

@@ -92,6 +92,7 @@ def submitted(request: int) -> RequestSubmitted:
         ignore_eos=False,
         deadline_ns=None,
         client_id=None,
+        model=1,
     )
 
 
