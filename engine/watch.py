@@ -73,7 +73,8 @@ class Watch:
             raise InvariantError(broken.rule, f"step {step.step}: {when} without {need}")
         self._check_answer(step)
         for event in step.events:
-            hold(len(set(event.entities)) == len(event.entities), "I3", f"twice in {event}")
+            once = len(set(event.entities)) == len(event.entities)
+            hold(once, "I3", f"step {step.step}: {event.machine} {event.trigger} twice for one")
             self._take_event(step, event)
 
     def check_all_ended(self) -> None:
