@@ -38,8 +38,6 @@ class Limits:
     hang_suspect_ns: int = _limit(2 * SECOND)
     hang_confirm_ns: int = _limit(6 * SECOND)
     hang_cap_ns: int = _limit(60 * SECOND)
-    golden_decode_steps: int = _limit(4, 0)
-    warmup_decode_steps: int = _limit(2, 0)
     unload_tolerance_bytes: int = _limit(64 * MIB, 0)
     configure_timeout_ns: int = _limit(120 * SECOND)
     retry_after_ns: int = _limit(1 * SECOND)

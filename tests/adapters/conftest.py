@@ -1,14 +1,15 @@
-"""Random small Hugging Face folders, written by a few lines of their own."""
+"""Boards, and random small Hugging Face folders written by a few lines of their own."""
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.native_board import Bench, Board, OpenBoard, make_bench
 
 from laneway.adapters.calbin import pack
 
@@ -185,3 +186,19 @@ def packed_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def packed(packed_once: Path, tmp_path: Path) -> Path:
     """Give a packed calbin that the test may damage."""
     return Path(shutil.copytree(packed_once, tmp_path / "calbin"))
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return make_bench(tmp_path_factory.mktemp("bench"))
+
+
+@pytest.fixture
+def open_board(bench: Bench) -> Iterator[OpenBoard]:
+    with bench.opening() as make:
+        yield make
+
+
+@pytest.fixture
+def board(open_board: OpenBoard) -> Board:
+    return open_board()

@@ -7,7 +7,6 @@ import ctypes as c
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,27 +30,10 @@ from support.native_board import (
     Board,
     OpenBoard,
     Pair,
-    make_bench,
 )
 
 from laneway.adapters import npurt
 from laneway.adapters.npurt import Code
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
-
-
-@pytest.fixture
-def open_board(bench: Bench) -> Iterator[OpenBoard]:
-    with bench.opening() as make:
-        yield make
-
-
-@pytest.fixture
-def board(open_board: OpenBoard) -> Board:
-    return open_board()
 
 
 def kinds(board: Board) -> list[str]:

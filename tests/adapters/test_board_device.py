@@ -4,7 +4,6 @@ Source: npurt.h (structure sizes, health, counters, events), npurt_sim.h (profil
 """
 
 import ctypes as c
-from collections.abc import Iterator
 
 import pytest
 from support.native_board import (
@@ -18,27 +17,10 @@ from support.native_board import (
     Board,
     OpenBoard,
     Pair,
-    make_bench,
 )
 
 from laneway.adapters import npurt
 from laneway.adapters.npurt import Code
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
-
-
-@pytest.fixture
-def open_board(bench: Bench) -> Iterator[OpenBoard]:
-    with bench.opening() as make:
-        yield make
-
-
-@pytest.fixture
-def board(open_board: OpenBoard) -> Board:
-    return open_board()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Source: npurt.h (submit, completion, KV), npurt_sim.h (fault plan), D2, D3, D6, 
 
 import ctypes as c
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -33,29 +32,12 @@ from support.native_board import (
     Board,
     OpenBoard,
     Pair,
-    make_bench,
 )
 
 from laneway.adapters import npurt
 from laneway.adapters.npurt import Code
 
 EV_LATE_COMPLETION = 4
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
-
-
-@pytest.fixture
-def open_board(bench: Bench) -> Iterator[OpenBoard]:
-    with bench.opening() as make:
-        yield make
-
-
-@pytest.fixture
-def board(open_board: OpenBoard) -> Board:
-    return open_board()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ Source: npurt.h (reset levels), npurt_sim.h (faults, determinism).
 """
 
 import ctypes as c
-from collections.abc import Iterator
 
 import pytest
 from support.native_board import (
@@ -30,27 +29,10 @@ from support.native_board import (
     Board,
     OpenBoard,
     Pair,
-    make_bench,
 )
 
 from laneway.adapters import npurt
 from laneway.adapters.npurt import Code
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
-
-
-@pytest.fixture
-def open_board(bench: Bench) -> Iterator[OpenBoard]:
-    with bench.opening() as make:
-        yield make
-
-
-@pytest.fixture
-def board(open_board: OpenBoard) -> Board:
-    return open_board()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ Source: npurt.h (states, ownership, submit, wait, KV), npurt_sim.h (transfers, f
 
 import ctypes as c
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,28 +41,10 @@ from support.native_board import (
     Board,
     OpenBoard,
     Pair,
-    make_bench,
 )
 
 from laneway.adapters import npurt
 from laneway.adapters.npurt import Code
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return make_bench(tmp_path_factory.mktemp("bench"))
-
-
-@pytest.fixture
-def open_board(bench: Bench) -> Iterator[OpenBoard]:
-    with bench.opening() as make:
-        yield make
-
-
-@pytest.fixture
-def board(open_board: OpenBoard) -> Board:
-    return open_board()
-
 
 # ---- forward
 

@@ -117,8 +117,8 @@ WIRE_NAMES = {
         "wall_clock_ns code_version journal_tokens limits[inflight_jobs_max queued_requests_max"
         " queued_tokens_max inbox_inputs_max step_batch_max buffers_per_submodel submit_retries_max"
         " submit_refusals_in_a_row_max kv_retries_max backoff_first_ns backoff_last_ns"
-        " backoff_tries_max hang_suspect_ns hang_confirm_ns hang_cap_ns golden_decode_steps"
-        " warmup_decode_steps unload_tolerance_bytes configure_timeout_ns retry_after_ns]"
+        " backoff_tries_max hang_suspect_ns hang_confirm_ns hang_cap_ns"
+        " unload_tolerance_bytes configure_timeout_ns retry_after_ns]"
         " device[url backend product serial runtime_version driver_version firmware_version"
         f" device_epoch inflight_max {CHIPS} capabilities]",
     ),
