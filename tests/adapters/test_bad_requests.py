@@ -191,7 +191,8 @@ def test_unknown_ids_and_calls_out_of_order() -> None:
         engine.unload("x")
     with pytest.raises(ModelError, match=r"^model 'n' was not loaded: one model at a time"):
         engine.load("n", "source")
-    stream = engine.submit(Request(model="m", prompt=(1, 2), max_tokens=3))
+    request = Request(model="m", prompt=(1, 2), max_tokens=3, sampling=Sampling(seed=1))
+    stream = engine.submit(request)
     engine.cancel(999)
     engine.cancel(-1)
     assert len(stream.result().tokens) > 0, "a cancel of nobody is nobody's end"
