@@ -21,6 +21,7 @@ from laneway.engine import (
     unloading,
 )
 from laneway.engine.draft import Decision, Draft
+from laneway.engine.evolve import begin_step
 from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
@@ -52,7 +53,7 @@ from laneway.engine.inputs import (
     UnloadRequested,
 )
 from laneway.engine.planning import plan
-from laneway.engine.state import State, begin_step
+from laneway.engine.state import State
 
 
 def decide(state: State, taken: Input, at_ns: int) -> Decision:

@@ -13,8 +13,9 @@ import attrs
 
 from laneway.engine.effects import Effect
 from laneway.engine.errors import IllegalTransitionError
+from laneway.engine.evolve import evolve
 from laneway.engine.inputs import Input
-from laneway.engine.state import DEVICE, State, evolve, state_of
+from laneway.engine.state import DEVICE, State, state_of
 from laneway.statemachines import MACHINES, Event, entity_name
 from laneway.statemachines.event import NO_DATA
 

@@ -6,9 +6,10 @@ Source: decisions 9 and 17, G21.
 from collections.abc import Callable
 
 from laneway.engine.errors import InternalError, JournalError, JournalFormatError
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import EngineStarted
 from laneway.engine.ports import JournalPort, Step
-from laneway.engine.state import State, fold, initial_state
+from laneway.engine.state import State, initial_state
 
 NAMED_MAX = 5
 

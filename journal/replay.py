@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 
 from laneway.engine import decide as deciding
-from laneway.engine import state as folding
 from laneway.engine.draft import Decision
 from laneway.engine.errors import (
     InternalError,
@@ -23,9 +22,10 @@ from laneway.engine.errors import (
     JournalFormatError,
     ReplayDivergedError,
 )
+from laneway.engine.evolve import fold as fold_step
 from laneway.engine.inputs import EngineStarted, Input
 from laneway.engine.ports import Step
-from laneway.engine.state import State
+from laneway.engine.state import State, freeze, initial_state
 from laneway.journal.chain import Head, follow
 from laneway.journal.port import ReadableJournal
 from laneway.journal.sealing import decode_row
@@ -35,9 +35,9 @@ from laneway.journal.sealing import decode_row
 class Code:
     """The code that a journal is held against: by default today's."""
 
-    initial_state: Callable[[], Any] = folding.initial_state
-    fold: Callable[[Any, Step], None] = folding.fold
-    freeze: Callable[[Any], Hashable] = folding.freeze
+    initial_state: Callable[[], Any] = initial_state
+    fold: Callable[[Any, Step], None] = fold_step
+    freeze: Callable[[Any], Hashable] = freeze
     decide: Callable[[Any, Input, int], Decision] = deciding.decide
 
 

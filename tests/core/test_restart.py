@@ -7,9 +7,10 @@ from support.rig import Rig, check_replay
 from support.script import begin
 
 from laneway.engine import Engine, JournalError
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import EngineStarted, RequestSubmitted
 from laneway.engine.ports import Step
-from laneway.engine.state import fold, initial_state
+from laneway.engine.state import initial_state
 
 
 def whole_life() -> list[Step]:

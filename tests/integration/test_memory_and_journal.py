@@ -13,9 +13,10 @@ from support.real_engine import RealEngine, check_journal
 from support.synchronous import Arrival
 
 from laneway.adapters.arena import Arena
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import Completed
 from laneway.engine.ports import Step
-from laneway.engine.state import fold, freeze, initial_state
+from laneway.engine.state import freeze, initial_state
 from laneway.journal import open_journal
 from laneway.journal.stats import stats
 

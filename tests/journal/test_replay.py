@@ -11,9 +11,10 @@ from support.journal_steps import run_core, story, tamper, ticks
 from laneway.engine.decide import decide
 from laneway.engine.draft import Decision
 from laneway.engine.errors import InternalError, JournalFormatError, ReplayDivergedError
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import Completed, EngineStarted, Input
 from laneway.engine.ports import Step
-from laneway.engine.state import State, fold, freeze, initial_state
+from laneway.engine.state import State, freeze, initial_state
 from laneway.journal import Journal, MemoryJournal, open_journal
 from laneway.journal.chain import Head, RawRow, row_chain
 from laneway.journal.replay import TODAY, verify

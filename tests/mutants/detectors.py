@@ -18,9 +18,10 @@ from support.text_model import Wish
 
 from laneway.engine.effects import SubmitJob
 from laneway.engine.errors import IllegalTransitionError, JournalWriteError
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import Completed, Input
 from laneway.engine.sampling import Sampling
-from laneway.engine.state import fold, initial_state
+from laneway.engine.state import initial_state
 from laneway.journal import open_journal
 from laneway.journal.replay import verify
 

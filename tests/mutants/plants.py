@@ -27,6 +27,7 @@ from laneway.engine import (
     state,
     submitting,
 )
+from laneway.engine import evolve as engine_evolve
 from laneway.engine.effects import Conclude, Deliver, RestoreBuffer
 from laneway.engine.inputs import BufferRestored, Completed
 from laneway.journal import chain, sealing
@@ -296,7 +297,7 @@ def _act_early(patch: pytest.MonkeyPatch, early: Callable[[Any], bool]) -> None:
 
 
 def event_not_evolved(patch: pytest.MonkeyPatch) -> None:
-    real = state.evolve
+    real = engine_evolve.evolve
 
     def evolve(known: state.State, event: Any, taken: Any) -> None:
         if (event.machine, event.trigger) != ("buffer", "release"):
@@ -318,9 +319,9 @@ def event_not_recorded(patch: pytest.MonkeyPatch) -> None:
 
 def table_unchecked(patch: pytest.MonkeyPatch) -> None:
     def evolve(known: state.State, event: Any, taken: Any) -> None:
-        state._EVOLVERS[event.machine](known, event, taken)
+        engine_evolve._EVOLVERS[event.machine](known, event, taken)
 
-    patch.setattr(state, "evolve", evolve)
+    patch.setattr(engine_evolve, "evolve", evolve)
 
 
 def chain_without_input(patch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from support.fake_device import FakeDevice
 
 from laneway.engine.decide import decide
 from laneway.engine.effects import DeviceEffect
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import (
     CancelRequested,
     ChipFacts,
@@ -29,7 +30,7 @@ from laneway.engine.inputs import (
 from laneway.engine.limits import Limits
 from laneway.engine.ports import JournalPort, Step
 from laneway.engine.sampling import Sampling
-from laneway.engine.state import fold, initial_state
+from laneway.engine.state import initial_state
 from laneway.statemachines import Event
 
 FACTS = DeviceFacts(

@@ -11,10 +11,11 @@ from support.memory_steps import ListJournal
 from laneway.engine import Engine, Limits, Request, Result, Sampling, Stream
 from laneway.engine.decide import decide
 from laneway.engine.effects import CloseDevice
+from laneway.engine.evolve import fold
 from laneway.engine.inputs import CloseRequested, Input, LoadRequested, UnloadRequested
 from laneway.engine.invariants import check
 from laneway.engine.ports import Step
-from laneway.engine.state import State, fold, freeze, initial_state
+from laneway.engine.state import State, freeze, initial_state
 from laneway.engine.watch import Watch
 from laneway.statemachines import Event
 

@@ -1,0 +1,94 @@
+"""``evolve``: the only function that changes the state, and ``fold`` over recorded steps."""
+
+from collections.abc import Callable
+
+from laneway.engine.errors import IllegalTransitionError, InternalError
+from laneway.engine.evolve_jobs import evolve_job
+from laneway.engine.evolve_lanes import evolve_lane
+from laneway.engine.evolve_models import evolve_model
+from laneway.engine.evolve_requests import evolve_request
+from laneway.engine.inputs import CloseRequested, EngineStarted, Input
+from laneway.engine.ports import Step
+from laneway.engine.state import DeviceState, State, state_of
+from laneway.statemachines import MACHINES, Event, entity_name
+
+
+def fold(state: State, step: Step) -> None:
+    """Apply one recorded step without deciding it again.
+
+    Raises: InternalError when the step is not the next one, or does not follow.
+    """
+    if step.step != state.step + 1:
+        raise InternalError(f"step {step.step} stands where step {state.step + 1} should")
+    begin_step(state, step.taken, step.at_ns)
+    for event in step.events:
+        evolve(state, event, step.taken)
+
+
+def begin_step(state: State, taken: Input, at_ns: int) -> None:
+    """Take note of an input: step number, time, and what the input itself declares."""
+    if at_ns < state.now_ns:
+        raise InternalError(f"step {state.step + 1}: time fell from {state.now_ns} to {at_ns} ns")
+    state.step += 1
+    state.now_ns = at_ns
+    if isinstance(taken, EngineStarted):
+        state.limits = taken.limits
+        state.closing = False
+    elif isinstance(taken, CloseRequested):
+        state.closing = True
+
+
+def evolve(state: State, event: Event, taken: Input) -> None:
+    """Apply one event: check it against the declared table, move its entities, derive the rest.
+
+    Raises: IllegalTransitionError when an entity is not where the event says, or the table has no
+    such edge.
+    """
+    dest = MACHINES[event.machine].table.get((event.source, event.trigger))
+    for number in event.entities:
+        if state_of(state, event.machine, number) != event.source or dest != event.dest:
+            raise IllegalTransitionError(
+                event.machine,
+                state_of(state, event.machine, number),
+                event.trigger,
+                entity_name(event.machine, number),
+            )
+    _EVOLVERS[event.machine](state, event, taken)
+
+
+def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
+    for number in event.entities:
+        buffer = state.buffers[number]
+        buffer.state = event.dest
+        if event.trigger == "acquire":
+            buffer.job = event.data["job"]
+        elif event.dest == "free":
+            buffer.job = None
+
+
+def _evolve_device(state: State, event: Event, taken: Input) -> None:
+    device = state.device
+    device.state = event.dest
+    device.reason = event.data.get("reason", "")
+    if event.trigger == "lose":
+        for model in state.models.values():
+            model.releasing = False  # nobody will answer any more
+    if event.trigger == "open":
+        assert isinstance(taken, EngineStarted)
+        state.device = DeviceState(
+            state=event.dest,
+            incarnation=event.data["incarnation"],
+            epoch=event.epoch,
+            facts=taken.device,
+        )
+        state.next_epoch = event.epoch + 1
+
+
+_EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
+    "request": evolve_request,
+    "job": evolve_job,
+    "buffer": _evolve_buffer,
+    "lane": evolve_lane,
+    "model": evolve_model,
+    "device": _evolve_device,
+}

@@ -1,0 +1,73 @@
+"""What an event of a model changes: the model, its lanes and its buffers."""
+
+from laneway.engine.effects import BufferPlan
+from laneway.engine.errors import InternalError
+from laneway.engine.inputs import ArtifactValidated, Input, ModelConfigured
+from laneway.engine.state import BufferState, LaneState, ModelState, State
+from laneway.statemachines import Event
+
+
+def evolve_model(state: State, event: Event, taken: Input) -> None:
+    """Move a model; lanes and buffers come and go with it."""
+    (number,) = event.entities
+    if event.trigger == "load":
+        if number != state.next_model:
+            raise InternalError(f"model/{number} was asked for, model/{state.next_model} was next")
+        state.next_model = number + 1
+        state.models[number] = ModelState(
+            number=number, state=event.dest, alias=event.data["alias"], source=event.data["source"]
+        )
+        return
+    model = state.models[number]
+    model.state = event.dest
+    model.reason = event.data.get("reason", model.reason)
+    model.releasing = event.data.get("release", False)
+    if event.trigger == "accept":
+        _accept(state, model, event, taken)
+    elif event.trigger == "configure":
+        _configure(state, model, event, taken)
+    elif event.trigger == "publish":
+        state.aliases[model.alias] = number
+    elif event.dest == "unloaded":
+        _remove_model(state, number)
+    if model.state != "ready" and state.aliases.get(model.alias) == number:
+        del state.aliases[model.alias]
+
+
+def _accept(state: State, model: ModelState, event: Event, taken: Input) -> None:
+    assert isinstance(taken, ArtifactValidated)
+    model.facts = taken
+    model.generation = event.generation
+    model.lane_first, model.lane_count = event.data["lanes"]
+    model.buffers = tuple(
+        BufferPlan(submodel=submodel, task=task, first=first, count=count)
+        for submodel, task, first, count in event.data["buffers"]
+    )
+    state.next_generation = event.generation + 1
+    state.next_lane = model.lane_first + model.lane_count
+    state.next_buffer = model.buffers[-1].first + model.buffers[-1].count
+
+
+def _configure(state: State, model: ModelState, event: Event, taken: Input) -> None:
+    assert isinstance(taken, ModelConfigured)
+    model.used_bytes_before = taken.used_bytes_before
+    for number in range(model.lane_first, model.lane_first + model.lane_count):
+        state.lanes[number] = LaneState(number, "empty", model.number, event.generation)
+    for plan in model.buffers:
+        for number in range(plan.first, plan.first + plan.count):
+            state.buffers[number] = BufferState(
+                number=number,
+                state="free",
+                model=model.number,
+                epoch=event.epoch,
+                generation=event.generation,
+                submodel=plan.submodel,
+                task=plan.task,
+            )
+
+
+def _remove_model(state: State, number: int) -> None:
+    del state.models[number]
+    for table in (state.lanes, state.buffers):
+        for owned in [n for n, entity in table.items() if entity.model == number]:
+            del table[owned]
