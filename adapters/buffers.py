@@ -51,6 +51,7 @@ class SubmodelPart:
     batch_max: int
     tokens_max: int
     tensors: tuple[Tensor, ...]
+    incremental: bool
     csrs: tuple[tuple[int, bool, int], ...]
     """(id, per row, default) of the registers that every submit must set."""
 
@@ -126,6 +127,7 @@ def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> Su
         task=npurt.TASKS.get(info.task, str(info.task)),
         batch_max=info.max_batch,
         tokens_max=info.max_tokens,
+        incremental=bool(info.h.flags & npurt.SUBMODEL_INCREMENTAL_PREFILL),
         tensors=tuple(tensors),
         csrs=tuple(csrs),
     )

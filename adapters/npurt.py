@@ -29,6 +29,9 @@ PREFILL, DECODE = 1, 2
 TASKS = {PREFILL: "prefill", DECODE: "decode"}
 
 # Parts of npurt_buffer_restore.
+SUBMODEL_INCREMENTAL_PREFILL = 1
+"""Flag of npurt_submodel_info."""
+
 RESTORE_SLICES, RESTORE_TENSORS, RESTORE_MAPS = 1, 2, 4
 
 DTYPE_INT32, DTYPE_UINT64, DTYPE_FLOAT32, DTYPE_BF16 = 1, 2, 3, 4

@@ -44,6 +44,9 @@ def plan_trials(
 ) -> tuple[TrialRun, ...]:
     """Choose what runs before the model is ready: every golden prompt that fits, then a warm-up.
 
+    They run one row at a time; for each larger batch one of them runs in all its rows at once, so
+    that no compiled graph and no lane position serves unproven.
+
     Source: E21, E25.
     """
     prefill_max = max((s.tokens_max for s in submodels if s.task == "prefill"), default=0)
@@ -63,7 +66,26 @@ def plan_trials(
     forced = tuple(token % vocabulary for token in _WARMUP_FORCED[: max(0, steps * decodes)])
     if prompt:
         runs.append(TrialRun(Trial(origin="warmup", prompt=prompt, forced=forced), None))
-    return tuple(runs)
+    return tuple(run for batch in _batches(submodels) for run in _for_batch(runs, batch))
+
+
+def _batches(submodels: Sequence[SubmodelFacts]) -> list[int]:
+    """Return the batch sizes that both tasks have, smallest first.
+
+    Why both: a run goes through the submodels of one size, from its prefill to its last decode.
+    """
+    sizes = [{s.batch_max for s in submodels if s.task == task} for task in ("prefill", "decode")]
+    return sorted(sizes[0] & sizes[1]) or [1]
+
+
+def _for_batch(runs: list[TrialRun], batch: int) -> list[TrialRun]:
+    """Return all runs for the smallest batch, the shortest golden one for every other."""
+    if batch == 1:
+        return runs
+    shortest = min(runs, key=lambda run: (run.golden is None, len(run.trial.prompt)), default=None)
+    if shortest is None:
+        return []
+    return [TrialRun(attrs.evolve(shortest.trial, batch=batch), shortest.golden)]
 
 
 def judge_row(run: GoldenRun, position: int, bits: NDArray[np.uint16]) -> str:

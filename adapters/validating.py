@@ -147,7 +147,11 @@ class Validation:
 
 def _submodel_facts(part: SubmodelPart) -> SubmodelFacts:
     return SubmodelFacts(
-        name=part.name, task=part.task, batch_max=part.batch_max, tokens_max=part.tokens_max
+        name=part.name,
+        task=part.task,
+        batch_max=part.batch_max,
+        tokens_max=part.tokens_max,
+        incremental=part.incremental,
     )
 
 

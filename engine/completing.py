@@ -10,10 +10,10 @@ from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
 from laneway.engine.faulting import absolve, fault_job, lose_device
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
-from laneway.engine.loading import fail_load, publish
 from laneway.engine.reserving import evict_if_idle, suspect
 from laneway.engine.state import JobRow, JobState, is_end_token
 from laneway.engine.submitting import mark_submitted
+from laneway.engine.trials import judge_trial
 
 
 def complete(draft: Draft, taken: Completed) -> None:
@@ -33,11 +33,15 @@ def complete(draft: Draft, taken: Completed) -> None:
         return
     _account(draft, job, taken)
     absolve(draft, job)
+    if job.origin != "request":
+        judge_trial(draft, job, taken.rows)
+        return
+    decoding: list[int] = []
     for row, result in zip(job.rows, taken.rows, strict=True):
-        if job.origin == "request":
-            _deliver(draft, row, result)
-        else:
-            _judge_trial(draft, job, row, result)
+        if _deliver(draft, row, result):
+            decoding.append(row.owner)
+    if decoding:
+        draft.emit("request", decoding, "decode", generation=job.generation)
 
 
 def _account(draft: Draft, job: JobState, taken: Completed) -> None:
@@ -65,23 +69,25 @@ def _account(draft: Draft, job: JobState, taken: Completed) -> None:
     )
 
 
-def _deliver(draft: Draft, row: JobRow, result: RowResult) -> None:
-    """Hand a row's token to its request and decide whether the request goes on."""
+def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:
+    """Hand a row's token to its request; return whether the request begins to decode now."""
     request = draft.state.requests.get(row.owner)
     if request is None:
         evict_if_idle(draft, row.lane)
-        return
+        return False
     lane = draft.state.lanes[row.lane]
     if result.fault:
         message = f"no token can be drawn from its parameters ({result.fault})"
         fail(draft, request, "parameters", message, http_status=400)
-        return
+        return False
     if lane.state != "ready" or lane.length_tokens != row.to_tokens:
         fail(draft, request, "kv_unknown", f"the KV of lane/{row.lane} is in doubt")
-        return
+        return False
+    if row.to_tokens < len(request.prompt):
+        return False  # a part of its prompt: nothing was drawn
     if is_end_token(draft.state, request, result.token):
         finish(draft, request, "stop")
-        return
+        return False
     draft.ask(
         Deliver(
             request=request.number,
@@ -94,32 +100,9 @@ def _deliver(draft: Draft, row: JobRow, result: RowResult) -> None:
         finish(draft, request, "stop")
     elif len(request.tokens) >= request.max_tokens:
         finish(draft, request, "length")
-    elif request.state == "prefilling":
-        model = draft.state.models[request.model]
-        draft.emit("request", request.number, "decode", generation=model.generation)
-
-
-def _judge_trial(draft: Draft, job: JobState, row: JobRow, result: RowResult) -> None:
-    """Compare a golden row, move the trial on, and publish the model after the last one (E25)."""
-    model = draft.state.models[job.model]
-    assert model.facts is not None
-    if model.state != "warming":
-        evict_if_idle(draft, row.lane)
-        return
-    if result.verdict not in ("", "equal"):
-        fail_load(
-            draft, model, f"golden {row.owner} at position {row.to_tokens - 1}: {result.verdict}"
-        )
-        return
-    lane = draft.state.lanes[row.lane]
-    if lane.state != "ready" or lane.length_tokens != row.to_tokens:
-        fail_load(draft, model, f"the KV of trial {row.owner} is in doubt")
-        return
-    trial = model.facts.trials[row.owner]
-    if row.to_tokens == len(trial.prompt) + len(trial.forced):
-        evict_if_idle(draft, row.lane)
-        if model.trial.index == len(model.facts.trials):
-            publish(draft, model)
+    else:
+        return request.state == "prefilling"
+    return False
 
 
 def restore(draft: Draft, taken: BufferRestored) -> None:

@@ -1,5 +1,6 @@
 """``evolve``: the only function that changes the state, and ``fold`` over recorded steps."""
 
+import heapq
 from collections.abc import Callable
 
 from laneway.engine.errors import IllegalTransitionError, InternalError
@@ -60,10 +61,15 @@ def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
     for number in event.entities:
         buffer = state.buffers[number]
         buffer.state = event.dest
+        free = state.models[buffer.model].free_buffers[buffer.submodel]
+        if event.source == "free":
+            free.remove(number)
+            heapq.heapify(free)
         if event.trigger == "acquire":
             buffer.job = event.data["job"]
-        elif event.dest == "free":
+        if event.dest == "free":
             buffer.job = None
+            heapq.heappush(free, number)
 
 
 def _evolve_device(state: State, event: Event, taken: Input) -> None:

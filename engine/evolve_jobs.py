@@ -8,7 +8,7 @@ from laneway.engine.state import (
     JobState,
     RequestState,
     State,
-    TrialProgress,
+    TrialRun,
     is_decoding,
     is_end_token,
     is_prefilling,
@@ -36,6 +36,7 @@ def evolve_job(state: State, event: Event, taken: Input) -> None:
 
 
 def _plan(state: State, number: int, event: Event) -> None:
+    """Bring a job into being; its rows are the lanes reserved for it in the same step."""
     if number != state.next_job:
         raise InternalError(f"job/{number} was planned, job/{state.next_job} was next")
     state.next_job = number + 1
@@ -49,18 +50,41 @@ def _plan(state: State, number: int, event: Event) -> None:
         epoch=event.epoch,
         generation=event.generation,
         buffer=data["buffer"],
-        rows=tuple(JobRow(*row) for row in data["rows"]),
+        rows=tuple(_row(state, lane, number) for lane in state.reserving),
         planned_ns=state.now_ns,
     )
+    state.reserving = ()
     state.jobs[number] = job
-    if job.origin == "request":
-        state.last_task = job.task
-        for row in job.rows:
-            state.requests[row.owner].job = number
-        drop_passed(state, state.prefill_again, is_prefilling)
-        drop_passed(state, state.decode_ready, is_decoding)
-    else:
-        state.models[job.model].trial.job = number
+    if job.origin != "request":
+        state.models[job.model].runs[job.rows[0].owner].job = number
+        return
+    for row in job.rows:
+        state.requests[row.owner].job = number
+    _count_turn(state, job)
+    drop_passed(state, state.prefill_again, is_prefilling)
+    drop_passed(state, state.chunking, is_prefilling)
+    drop_passed(state, state.decode_ready, is_decoding)
+
+
+def _row(state: State, number: int, job: int) -> JobRow:
+    lane = state.lanes[number]
+    if lane.job != job or lane.owner is None:
+        raise InternalError(f"lane/{number} is reserved for job/{lane.job}, not for job/{job}")
+    return JobRow(number, lane.owner, lane.length_tokens, lane.reserved_tokens)
+
+
+def _count_turn(state: State, job: JobState) -> None:
+    """Keep the books by which prefill and decode, short and long, take turns (R5.4)."""
+    tokens = sum(row.to_tokens - row.from_tokens for row in job.rows)
+    if job.task == "decode":
+        paid = state.limits.prefill_tokens_per_decode
+        state.prefill_debt_tokens = max(0, state.prefill_debt_tokens - paid)
+        return
+    state.prefill_debt_tokens = tokens
+    if any(state.requests[row.owner].long for row in job.rows):
+        state.short_turns = 0
+    elif state.chunking or state.long_waiting.entries:
+        state.short_turns += 1
 
 
 def _count_refusal(state: State, cause: str) -> None:
@@ -78,18 +102,13 @@ def _count_refusal(state: State, cause: str) -> None:
 def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
     """Let the owners of a terminal job go on; take over the tokens of a completed one."""
     if job.origin != "request":
-        trial = state.models[job.model].trial
-        trial.job = None
-        if event.trigger == "complete":
-            trial.done_tokens = job.rows[0].to_tokens
-            trial.refusals = trial.kv_refusals = 0
-        elif event.trigger == "refuse":
-            _count_retry(trial, event.data["cause"])
+        _leave_run(state, job, event)
         return
     results: tuple[RowResult | None, ...] = (None,) * len(job.rows)
     if event.trigger == "complete":
         assert isinstance(taken, Completed)
         results = taken.rows
+    again: list[int] = []
     for row, result in zip(job.rows, results, strict=True):
         request = state.requests.get(row.owner)
         if request is None:
@@ -98,18 +117,32 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
         if result is None:
             if event.trigger == "refuse":
                 _count_retry(request, event.data["cause"])
-            queue = state.prefill_again if job.task == "prefill" else state.decode_ready
-            queue.appendleft(request.number)
+            again.append(request.number)
             continue
         request.refusals = request.kv_refusals = 0
+        if row.to_tokens < len(request.prompt):
+            state.chunking.appendleft(request.number)
+            continue
         if result.fault or is_end_token(state, request, result.token):
             continue
         request.tokens.append(result.token)
         if request.state == "decoding":
             state.decode_ready.append(request.number)
+    queue = state.prefill_again if job.task == "prefill" else state.decode_ready
+    queue.extendleft(reversed(again))
 
 
-def _count_retry(owner: RequestState | TrialProgress, cause: str) -> None:
+def _leave_run(state: State, job: JobState, event: Event) -> None:
+    run = state.models[job.model].runs[job.rows[0].owner]
+    run.job = None
+    if event.trigger == "complete":
+        run.done_tokens = job.rows[0].to_tokens
+        run.refusals = run.kv_refusals = 0
+    elif event.trigger == "refuse":
+        _count_retry(run, event.data["cause"])
+
+
+def _count_retry(owner: RequestState | TrialRun, cause: str) -> None:
     """Use up a retry of whoever owns a refused job; a busy device costs none."""
     if cause == "submit":
         owner.refusals += 1

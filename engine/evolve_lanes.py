@@ -1,41 +1,81 @@
 """What an event of a lane changes: owner, length, reservation, and what is due on the device."""
 
+import heapq
 from collections.abc import Callable
 
 from laneway.engine.inputs import Input
-from laneway.engine.state import LaneState, State, kv_operation
+from laneway.engine.state import LaneState, State, TrialRun, kv_operation
 from laneway.statemachines import Event
 
 
 def evolve_lane(state: State, event: Event, taken: Input) -> None:
     """Move lanes; ``data`` says for each entity what the move is about."""
+    move = _LANE_MOVES[event.trigger]
+    if event.trigger == "evict":
+        _end_run(state, event)
     for index, number in enumerate(event.entities):
         lane = state.lanes[number]
+        if lane.state == "empty":
+            _take(state.models[lane.model].empty_lanes, number)
         lane.state = event.dest
-        _LANE_MOVES[event.trigger](state, lane, event, index)
+        move(lane, event, index)
+        if event.dest == "empty":
+            heapq.heappush(state.models[lane.model].empty_lanes, number)
+    if event.trigger == "reserve":
+        state.reserving += event.entities
+    elif event.trigger == "bind" and event.data["origin"] != "request":
+        _begin_run(state, event)
 
 
-def _bind(state: State, lane: LaneState, event: Event, index: int) -> None:
+def _take(heap: list[int], number: int) -> None:
+    """Take a number out of a heap, at once if it is the lowest."""
+    if heap[0] == number:
+        heapq.heappop(heap)
+    else:
+        heap.remove(number)
+        heapq.heapify(heap)
+
+
+def _begin_run(state: State, event: Event) -> None:
+    """Begin a run of a trial with the lanes it is given."""
+    model = state.models[state.lanes[event.entities[0]].model]
+    number = event.data["owners"][0]
+    model.runs[number] = TrialRun(
+        number=number,
+        trial=event.data["trial"],
+        origin=event.data["origin"],
+        lanes=event.entities,
+    )
+    model.next_run = number + 1
+
+
+def _end_run(state: State, event: Event) -> None:
+    """Forget the run whose lanes are given back, if they are of one."""
+    lane = state.lanes[event.entities[0]]
+    if lane.origin != "request" and lane.owner is not None:
+        del state.models[lane.model].runs[lane.owner]
+
+
+def _bind(lane: LaneState, event: Event, index: int) -> None:
     lane.origin = event.data["origin"]
     lane.owner = event.data["owners"][index]
     lane.length_tokens = 0
-    if lane.origin != "request":
-        state.models[lane.model].trial.lane = lane.number
 
 
-def _reserve(state: State, lane: LaneState, event: Event, index: int) -> None:
+def _reserve(lane: LaneState, event: Event, index: int) -> None:
+    by = event.data["by"]
     lane.job = event.data["job"]
-    lane.reserved_tokens = event.data["to"][index]
+    lane.reserved_tokens = lane.length_tokens + (by if isinstance(by, int) else by[index])
     lane.carried, lane.due = lane.due, ()
 
 
-def _commit(state: State, lane: LaneState, event: Event, index: int) -> None:
+def _commit(lane: LaneState, event: Event, index: int) -> None:
     lane.due = (kv_operation("COMMIT", lane),)
     lane.length_tokens = lane.reserved_tokens
     _end_reservation(lane)
 
 
-def _rollback(state: State, lane: LaneState, event: Event, index: int) -> None:
+def _rollback(lane: LaneState, event: Event, index: int) -> None:
     lane.due = (kv_operation("ROLLBACK", lane),) if event.data["applied"] else lane.carried
     _end_reservation(lane)
 
@@ -46,16 +86,7 @@ def _end_reservation(lane: LaneState) -> None:
     lane.carried = ()
 
 
-def _evict(state: State, lane: LaneState, event: Event, index: int) -> None:
-    if lane.origin != "request":
-        trial = state.models[lane.model].trial
-        trial.index += 1
-        trial.done_tokens = 0
-        trial.lane = None
-    _forget_owner(state, lane, event, index)
-
-
-def _forget_owner(state: State, lane: LaneState, event: Event, index: int) -> None:
+def _forget_owner(lane: LaneState, event: Event, index: int) -> None:
     lane.origin = ""
     lane.owner = None
     lane.length_tokens = 0
@@ -63,12 +94,12 @@ def _forget_owner(state: State, lane: LaneState, event: Event, index: int) -> No
     _end_reservation(lane)
 
 
-_LANE_MOVES: dict[str, Callable[[State, LaneState, Event, int], None]] = {
+_LANE_MOVES: dict[str, Callable[[LaneState, Event, int], None]] = {
     "bind": _bind,
     "reserve": _reserve,
     "commit": _commit,
     "rollback": _rollback,
-    "evict": _evict,
+    "evict": _forget_owner,
     "suspect": _forget_owner,
     "clear": _forget_owner,
     "abandon": _forget_owner,

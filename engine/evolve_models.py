@@ -53,7 +53,9 @@ def _configure(state: State, model: ModelState, event: Event, taken: Input) -> N
     model.used_bytes_before = taken.used_bytes_before
     for number in range(model.lane_first, model.lane_first + model.lane_count):
         state.lanes[number] = LaneState(number, "empty", model.number, event.generation)
+    model.empty_lanes = list(range(model.lane_first, model.lane_first + model.lane_count))
     for plan in model.buffers:
+        model.free_buffers[plan.submodel] = list(range(plan.first, plan.first + plan.count))
         for number in range(plan.first, plan.first + plan.count):
             state.buffers[number] = BufferState(
                 number=number,

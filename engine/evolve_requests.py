@@ -5,14 +5,15 @@ from collections import deque
 from collections.abc import Callable
 
 from laneway.engine.errors import InternalError
+from laneway.engine.fairness import UNIT
 from laneway.engine.inputs import Input, RequestSubmitted
-from laneway.engine.state import RequestState, State, is_waiting
+from laneway.engine.state import RequestState, State, is_waiting_number, waiting_queue
 from laneway.statemachines import MACHINES, Event
 
 
 def evolve_request(state: State, event: Event, taken: Input) -> None:
     """Move requests; what a new one asks for is taken from the step's input."""
-    for number in event.entities:
+    for index, number in enumerate(event.entities):
         if event.trigger in ("admit", "reject"):
             _receive(state, number, event, taken)
             continue
@@ -22,8 +23,10 @@ def evolve_request(state: State, event: Event, taken: Input) -> None:
             state.waiting_tokens -= len(request.prompt)
         request.state = event.dest
         if event.trigger == "prefill":
-            request.lane = event.data["lane"]
-            drop_passed(state, state.waiting, is_waiting)
+            request.lane = event.data["lanes"][index]
+            queue = waiting_queue(state, request)
+            queue.serve(request.tag)
+            queue.drop_passed(lambda one: is_waiting_number(state, one))
         elif event.trigger == "decode":
             state.decode_ready.append(number)
         elif event.dest in MACHINES["request"].final:
@@ -54,12 +57,28 @@ def _receive(state: State, number: int, event: Event, taken: Input) -> None:
         logprobs=taken.logprobs,
         stop_token_ids=taken.stop_token_ids,
         min_tokens=taken.min_tokens,
+        priority=taken.priority,
+        tenant=taken.tenant,
+        long=len(taken.prompt) > state.limits.long_prefill_threshold_tokens,
     )
     if taken.deadline_ns is not None:
         heapq.heappush(state.deadlines, (taken.deadline_ns, number))
-    state.waiting.append(number)
+    _wait(state, state.requests[number])
     state.waiting_requests += 1
     state.waiting_tokens += len(taken.prompt)
+
+
+def _wait(state: State, request: RequestState) -> None:
+    """Give a request its place among those of its class."""
+    limits = state.limits
+    queue = waiting_queue(state, request)
+    request.tag = queue.tag(
+        request.tenant,
+        cost_tokens=len(request.prompt) + request.max_tokens,
+        weight=dict(limits.tenant_weights).get(request.tenant, 1),
+    )
+    lead = request.priority * limits.priority_step_tokens * UNIT
+    queue.push(request.tag + lead, request.number)
 
 
 def drop_passed(state: State, queue: deque[int], fits: Callable[[RequestState], bool]) -> None:
@@ -72,10 +91,9 @@ def drop_passed(state: State, queue: deque[int], fits: Callable[[RequestState], 
 
 
 def _compact_waiting(state: State) -> None:
-    """Bound the queue of the waiting by its live members, whoever leaves behind its head."""
-    if len(state.waiting) > 2 * state.waiting_requests + 64:
-        kept = [n for n in state.waiting if n in state.requests and is_waiting(state.requests[n])]
-        state.waiting = deque(kept)
+    """Bound the queues of the waiting by their live members, whoever leaves behind their heads."""
+    for queue in (state.short_waiting, state.long_waiting):
+        queue.compact(lambda one: is_waiting_number(state, one), state.waiting_requests)
 
 
 def _drop_passed_deadlines(state: State) -> None:

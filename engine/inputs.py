@@ -10,6 +10,9 @@ numbered over the whole journal; ``ticket``, ``device_epoch`` and ``device_gener
 device's words for them.
 """
 
+from collections.abc import Mapping
+from functools import cached_property
+
 import attrs
 
 from laneway.engine.limits import Limits
@@ -43,6 +46,9 @@ class DeviceFacts:
     capabilities: tuple[tuple[str, int, int, int, int], ...] = ()
     """(name, support, evidence, source, value) as in npurt_cap."""
 
+    chunked_prefill: bool = False
+    """Whether a prompt may be run in parts, where the submodel takes them (R5.5)."""
+
 
 @attrs.frozen(kw_only=True)
 class EngineStarted:
@@ -72,18 +78,22 @@ class SubmodelFacts:
     task: str
     batch_max: int
     tokens_max: int
+    incremental: bool = False
+    """Whether a prefill may begin behind tokens that the lane already holds."""
 
 
 @attrs.frozen(kw_only=True)
 class Trial:
     """A fixed sequence that runs before a model is ready: prompt, then forced tokens.
 
-    ``origin`` is ``golden`` (logits are compared) or ``warmup`` (output is thrown away).
+    ``origin`` is ``golden`` (logits are compared) or ``warmup`` (output is thrown away). It runs in
+    ``batch`` lanes at once, all with the same tokens, through the submodels of that batch.
     """
 
     origin: str
     prompt: tuple[int, ...]
     forced: tuple[int, ...]
+    batch: int = 1
 
 
 @attrs.frozen(kw_only=True)
@@ -104,6 +114,20 @@ class ArtifactValidated:
     chip_bytes: tuple[int, ...]
     chips: tuple[ChipFacts, ...]
     trials: tuple[Trial, ...]
+
+    @cached_property
+    def tasks(self) -> Mapping[str, tuple[SubmodelFacts, ...]]:
+        """The submodels by task, smallest batch first."""
+        ordered = sorted(self.submodels, key=lambda one: (one.batch_max, one.tokens_max))
+        return {
+            task: tuple(one for one in ordered if one.task == task)
+            for task in ("prefill", "decode")
+        }
+
+    @cached_property
+    def by_name(self) -> Mapping[str, SubmodelFacts]:
+        """The submodels by name."""
+        return {one.name: one for one in self.submodels}
 
 
 @attrs.frozen(kw_only=True)
@@ -167,8 +191,8 @@ class RequestSubmitted:
     ``deadline_ns`` is engine time; ``sampling.seed`` is never None here. ``model`` is the one that
     the alias stood for when the tokens were made, 0 for none. ``logprobs``: how many of
     the most likely tokens are told beside each token's own log-probability, None for neither.
-    Before ``min_tokens`` nothing but ``max_tokens`` ends the answer. ``model`` is the one that the
-    alias stood for when text was turned into tokens, 0 for none.
+    Before ``min_tokens`` nothing but ``max_tokens`` ends the answer. A lower ``priority`` goes
+    first; ``tenant`` is who shares the device fairly with others.
     """
 
     request: int
@@ -184,6 +208,8 @@ class RequestSubmitted:
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     model: int = 0
+    priority: int = 0
+    tenant: str = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -146,9 +146,13 @@ def check_request(state: State, request: RequestState) -> None:
     hold(owner == ("request", request.number), "I3", f"{name}: its lane is of {owner}")
     hold(lane.job == request.job, "I6", f"{name}: job/{request.job}, its lane job/{lane.job}")
     hold((done == 0) == (request.state == "prefilling"), "R6.2", f"{name} has {done} tokens")
-    length = 0 if request.state == "prefilling" else len(request.prompt) + done - 1
     held_tokens = lane.length_tokens
-    hold(held_tokens == length, "R7.3", f"{name}: its KV is {held_tokens} long, not {length}")
+    if request.state == "prefilling":
+        most = len(request.prompt) - 1
+        hold(held_tokens <= most, "R7.3", f"{name}: its KV is {held_tokens} long, at most {most}")
+    else:
+        length = len(request.prompt) + done - 1
+        hold(held_tokens == length, "R7.3", f"{name}: its KV is {held_tokens} long, not {length}")
     alive = request.job is None or request.job in state.jobs
     hold(alive, "I6", f"{name} waits for job/{request.job}, which is gone")
 
@@ -184,7 +188,7 @@ def check_lanes(state: State) -> None:
         if configured or count:
             whole = count == model.lane_count
             hold(whole, "I3", f"model/{model.number} has {count} of {model.lane_count} lanes")
-    owners = Counter((n.origin, n.owner) for n in state.lanes.values() if n.owner is not None)
+    owners = Counter((n.origin, n.owner) for n in state.lanes.values() if n.origin == "request")
     twice = [owner for owner, count in owners.items() if count > 1]
     hold(not twice, "I3", f"owners with two lanes: {twice}")
     for lane in state.lanes.values():
@@ -217,8 +221,9 @@ def check_lane(state: State, lane: LaneState) -> None:
         same = owner.lane == lane.number
         hold(same, "I3", f"{name}: request/{owner.number} has lane/{owner.lane}")
     else:
-        trial = state.models[lane.model].trial
-        hold(trial.lane == lane.number, "I3", f"{name} is kept for a trial on lane/{trial.lane}")
+        run = state.models[lane.model].runs.get(-1 if lane.owner is None else lane.owner)
+        mine = run is not None and lane.number in run.lanes
+        hold(mine, "I3", f"{name} is kept for run {lane.owner}, which does not have it")
 
 
 def _lanes_of(job: JobState) -> list[int]:
@@ -291,13 +296,13 @@ def check_rows(state: State, job: JobState) -> None:
 def check_queues(state: State) -> None:
     """I8, I9, G9, R7.2: who waits for a turn stands in its queue once, the waiting in order."""
     waiting = sorted(r.number for r in state.requests.values() if r.state == "waiting")
-    queued = [number for number in state.waiting if number in set(waiting)]
-    hold(queued == waiting, "G9", f"requests {waiting} wait, the queue has {queued}")
+    check_waiting(state, waiting)
     count = state.waiting_requests
     hold(count == len(waiting), "I8", f"{len(waiting)} requests wait, counted {count}")
     tokens = sum(len(state.requests[number].prompt) for number in waiting)
     hold(state.waiting_tokens == tokens, "I8", f"{tokens} tokens, counted {state.waiting_tokens}")
-    for queue, status in ((state.prefill_again, "prefilling"), (state.decode_ready, "decoding")):
+    prefilling = (*state.prefill_again, *state.chunking)
+    for queue, status in ((prefilling, "prefilling"), (tuple(state.decode_ready), "decoding")):
         idle = {r.number for r in state.requests.values() if r.state == status and r.job is None}
         found = Counter(number for number in queue if number in idle)
         once = found == Counter(idle)
@@ -308,6 +313,24 @@ def check_queues(state: State) -> None:
     if state.deadlines:
         top = state.deadlines[0][1]
         hold(top in state.requests, "R7.2", f"the dead request/{top} has the next deadline")
+
+
+def check_waiting(state: State, waiting: list[int]) -> None:
+    """G9, E13: each who waits stands once, in its class, and no tenant overtakes itself."""
+    found = []
+    for queue, is_long in ((state.short_waiting, False), (state.long_waiting, True)):
+        stands = [number for number in queue.in_order() if number in set(waiting)]
+        found += stands
+        requests = [state.requests[number] for number in stands]
+        misplaced = [one.number for one in requests if one.long != is_long]
+        hold(not misplaced, "E13", f"requests {misplaced} wait in the queue of another class")
+        last: dict[tuple[str, int], int] = {}
+        for one in requests:
+            before = last.get((one.tenant, one.priority), 0)
+            first = f"request/{before} of tenant {one.tenant!r} stands before request/{one.number}"
+            hold(before < one.number, "G9", first)
+            last[one.tenant, one.priority] = one.number
+    hold(sorted(found) == waiting, "G9", f"requests {waiting} wait, the queues have {found}")
 
 
 # ---------------------------------------------------------------------------- models, device

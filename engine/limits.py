@@ -1,5 +1,7 @@
 """Every maximum of the engine, with its unit, in one frozen value; EngineStarted records it."""
 
+from collections.abc import Iterable
+
 import attrs
 
 MS = 1_000_000
@@ -15,20 +17,51 @@ def _limit(default: int, minimum: int = 1) -> int:
     return attrs.field(default=default, validator=_at_least(minimum))  # type: ignore[no-any-return,call-overload]
 
 
+def _as_weights(pairs: Iterable[Iterable[str | int]]) -> tuple[tuple[str | int, ...], ...]:
+    return tuple(tuple(pair) for pair in pairs)
+
+
+def _check_weights(limits: object, field: object, pairs: tuple[tuple[str, int], ...]) -> None:
+    for pair in pairs:
+        match pair:
+            case (str(), int(weight)) if not isinstance(weight, bool) and weight >= 1:
+                continue
+        raise ValueError(f"tenant_weights are (tenant, weight of at least 1), not {pair!r}")
+
+
 @attrs.frozen(kw_only=True)
 class Limits:
     """Fixed maxima. Raises: TypeError or ValueError for a value that is not an integer in range.
 
-    Source: R5.3 (in-flight), R7.2 and R14.1 (admission), E16 (hang rule), 9.2 rows 2, 3, 13, 19
-    (retries), E22 (memory).
+    A job has at most ``batch_rows_max`` rows, whatever its submodel takes.
+
+    Prefill and decode: a prompt of more than ``long_prefill_threshold_tokens`` is long, and after
+    ``short_turns_max`` short prefill jobs a long one that waits is next; prompts go together into a
+    job up to ``prefill_tokens_max``; one that may be split is, into ``prefill_chunk_tokens``; each
+    decode job pays off ``prefill_tokens_per_decode`` of prompt tokens run before it.
+    ``tenant_weights`` are (tenant, weight), 1 where none is given; a step of priority is worth
+    ``priority_step_tokens`` of service.
+
+    Source: R5.3 (in-flight), R6.3 (rows), R5.4, R5.5 and E13 (queues), R7.2 and R14.1 (admission),
+    E16 (hang rule), 9.2 rows 2, 3, 13, 19 (retries), E22 (memory).
     """
 
-    inflight_jobs_max: int = _limit(1)
+    inflight_jobs_max: int = _limit(2)
+    batch_rows_max: int = _limit(64)
+    long_prefill_threshold_tokens: int = _limit(512)
+    short_turns_max: int = _limit(3)
+    prefill_tokens_max: int = _limit(2048)
+    prefill_chunk_tokens: int = _limit(512)
+    prefill_tokens_per_decode: int = _limit(512)
+    priority_step_tokens: int = _limit(4096)
+    tenant_weights: tuple[tuple[str, int], ...] = attrs.field(
+        default=(), converter=_as_weights, validator=_check_weights
+    )
     queued_requests_max: int = _limit(1024)
     queued_tokens_max: int = _limit(1 << 20)
     inbox_inputs_max: int = _limit(65536)
     step_batch_max: int = _limit(256)
-    buffers_per_submodel: int = _limit(2)
+    buffers_per_submodel: int = _limit(3)
     submit_retries_max: int = _limit(1, 0)
     submit_refusals_in_a_row_max: int = _limit(3)
     kv_retries_max: int = _limit(3, 0)

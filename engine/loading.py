@@ -105,9 +105,12 @@ def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
         if not any(submodel.task == task for submodel in taken.submodels):
             return f"it has no {task} submodel"
     batch_max = max(submodel.batch_max for submodel in taken.submodels)
-    lanes_min = state.limits.inflight_jobs_max * batch_max
-    if taken.lane_count < lanes_min:
-        return f"it has {taken.lane_count} lanes, in-flight x batch needs {lanes_min}"
+    if taken.lane_count < batch_max:
+        return f"it has {taken.lane_count} lanes, its largest batch needs {batch_max}"
+    if taken.lane_rule == "undefined" and any(
+        taken.tasks[task][0].batch_max > 1 for task in ("prefill", "decode")
+    ):
+        return "it has no batch of 1 and says nothing of inactive lanes: nobody could run alone"
     return _refuse_trials(taken)
 
 

@@ -372,6 +372,8 @@ class Engine:
             stop_token_ids=request.stop_token_ids,
             min_tokens=request.min_tokens,
             model=model or 0,
+            priority=request.priority,
+            tenant=request.tenant,
         )
 
     def _open_stream(self, taken: RequestSubmitted, request: Request, model: int | None) -> Stream:

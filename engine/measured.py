@@ -105,11 +105,15 @@ class MeasuredModel:
 
 @attrs.define
 class LiveRequest:
-    """What is remembered of a request until its ending: four instants and a count."""
+    """What is remembered of a request until its ending.
+
+    ``prompt_left`` are tokens of its prompt that no job has run yet.
+    """
 
     model: MeasuredModel
     admitted_ns: int
     waiting_since_ns: int
+    prompt_left: int
     started_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -120,7 +124,8 @@ class LiveRequest:
 class LiveJob:
     """What is remembered of a job until it is terminal.
 
-    ``rows`` are (lane, owner, KV length before, KV length after).
+    ``owners`` and ``growth`` have an entry for each row: a request or run number, and by how many
+    tokens the lane grows.
     """
 
     model: MeasuredModel
@@ -129,5 +134,6 @@ class LiveJob:
     origin: str
     epoch: int
     generation: int
-    rows: tuple[tuple[int, int, int, int], ...]
+    owners: tuple[int, ...]
+    growth: tuple[int, ...]
     ticket: int = 0

@@ -30,6 +30,7 @@ from laneway.engine.inputs import (
     JobStalled,
     JobTimes,
     ModelConfigured,
+    RequestSubmitted,
 )
 from laneway.engine.measured import LiveJob, LiveRequest, MeasuredModel
 from laneway.engine.ports import Step
@@ -65,6 +66,8 @@ class Metrics:
     stale: Counter[str] = attrs.Factory(Counter)
     device_jobs: dict[str, int] = attrs.Factory(dict)
     gained: list[int] = attrs.Factory(list)
+    growth: tuple[int, ...] = ()
+    """By how much the lanes reserved in this step grow, for the job planned next."""
 
     def observe(self, step: Step) -> None:
         """Take one more step, the next one.
@@ -131,7 +134,9 @@ class Metrics:
                 self.rejections[event.data["reason"]] += 1
             elif event.trigger == "admit":
                 model = self.models[event.data["model"]]
-                self.requests[number] = LiveRequest(model, step.at_ns, step.at_ns)
+                self.requests[number] = LiveRequest(
+                    model, step.at_ns, step.at_ns, _prompt_tokens(step)
+                )
                 model.requests[event.dest] += 1
             elif event.dest in _REQUEST_FINAL:
                 self._end_request(number, event, step.at_ns)
@@ -171,7 +176,7 @@ class Metrics:
                 job.ticket = event.data["ticket"]
                 continue
             del self.jobs[number]
-            job.model.active_lanes -= len(job.rows)
+            job.model.active_lanes -= len(job.owners)
             if event.trigger == "complete" and job.origin == "request":
                 self._account(job, step)
 
@@ -185,29 +190,40 @@ class Metrics:
             origin=data["origin"],
             epoch=event.epoch,
             generation=event.generation,
-            rows=tuple((lane, owner, start, end) for lane, owner, start, end in data["rows"]),
+            owners=tuple(data["owners"]),
+            growth=self.growth,
         )
+        self.growth = ()
         model.jobs[event.dest] += 1
-        model.active_lanes += len(job.rows)
+        model.active_lanes += len(job.owners)
 
     def _account(self, job: LiveJob, step: Step) -> None:
         """Take the numbers of a completed job that ran for requests."""
         if not isinstance(step.taken, Completed):
             raise TypeError(f"step {step.step}: a job was completed by another input")
         if job.task == "prefill":
-            job.model.prompt_tokens += sum(end - start for _, _, start, end in job.rows)
+            job.model.prompt_tokens += sum(job.growth)
         if job.submodel is not None:
             batch_max = job.submodel.facts.batch_max
-            job.submodel.fill.observe(len(job.rows) * MILLIONTHS // batch_max)
+            job.submodel.fill.observe(len(job.owners) * MILLIONTHS // batch_max)
             for stage, duration_ns in _stage_times(step.taken.times):
                 job.submodel.stage(stage).observe(duration_ns)
-        for row, result in zip(job.rows, step.taken.rows, strict=True):
-            if not result.fault:
-                self.gained.append(row[1])
+        rows = zip(job.owners, job.growth, step.taken.rows, strict=True)
+        for owner, growth, result in rows:
+            request = self.requests.get(owner)
+            if request is None:
+                continue
+            if job.task == "prefill":
+                request.prompt_left -= growth
+            if not result.fault and request.prompt_left <= 0:
+                self.gained.append(owner)
 
     # ------------------------------------------------------------------ lanes, buffers
 
     def _take_lane(self, event: Event, step: Step) -> None:
+        if event.trigger == "reserve":
+            by = event.data["by"]
+            self.growth += (by,) * len(event.entities) if isinstance(by, int) else tuple(by)
         for number in event.entities:
             for model in self.models.values():
                 if model.resident and number in model.lane_numbers:
@@ -270,6 +286,11 @@ _HANDLERS: dict[str, Callable[[Metrics, Event, Step], None]] = {
     "model": Metrics._take_model,
     "device": Metrics._take_device,
 }
+
+
+def _prompt_tokens(step: Step) -> int:
+    taken = step.taken
+    return len(taken.prompt) if isinstance(taken, RequestSubmitted) else 0
 
 
 def _stale_reason(job: LiveJob | None, taken: Completed | DeviceFaulted) -> str:

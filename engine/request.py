@@ -13,6 +13,7 @@ CLIENT_ID_CHARACTERS_MAX = 256
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 STOP_TOKEN_IDS_MAX = 128
+PRIORITY_MAX = 100
 
 
 def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -31,7 +32,8 @@ class Request:
     token of ``stop_token_ids`` before itself; neither they nor the model's end tokens do so before
     ``min_tokens`` tokens. ``deadline_s`` counts from the submit. ``client_id`` is echoed and never
     used as a key. ``logprobs``, 0 to 20, asks for each token's log-probability and those of as many
-    of the most likely.
+    of the most likely. Among those who wait a lower ``priority`` goes first, and ``tenant`` names
+    whose share of the device it takes.
 
     Raises: TypeError or ValueError naming the field, when it is made.
     Source: R7.2.
@@ -48,6 +50,8 @@ class Request:
     stop_token_ids: tuple[int, ...] = attrs.field(default=(), converter=_as_ids)
     min_tokens: int = 0
     logprobs: int | None = None
+    priority: int = 0
+    tenant: str = ""
 
     def __attrs_post_init__(self) -> None:
         """Check types and bounds that need no model."""
@@ -77,6 +81,8 @@ class Request:
             )
         check_token_ids("stop_token_ids", self.stop_token_ids)
         check_int("min_tokens", self.min_tokens, least=0, most=max(self.max_tokens, 0))
+        check_int("priority", self.priority, least=-PRIORITY_MAX, most=PRIORITY_MAX)
+        check_text("tenant", self.tenant, most=NAME_CHARACTERS_MAX)
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, least=0, most=LOGPROBS_MAX)
 

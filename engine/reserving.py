@@ -34,21 +34,32 @@ def evict_if_idle(draft: Draft, number: int) -> None:
 
     Nothing happens while a job still names it (E19), or when it is unknown.
     """
-    lane = draft.state.lanes[number]
-    if lane.state != "ready":
-        return
-    operations = (
-        *lane.due,
-        KvOperation(
-            verb="RELEASE",
-            lane=number,
-            from_tokens=lane.length_tokens,
-            to_tokens=0,
-            transaction=0,
-        ),
+    if draft.state.lanes[number].state == "ready":
+        evict(draft, (number,))
+
+
+def evict(draft: Draft, numbers: tuple[int, ...]) -> None:
+    """Give ready lanes of one model back; the device is told at once, in one list."""
+    lanes = [draft.state.lanes[number] for number in numbers]
+    operations: list[KvOperation] = []
+    for lane in lanes:
+        operations.extend(lane.due)
+        operations.append(
+            KvOperation(
+                verb="RELEASE",
+                lane=lane.number,
+                from_tokens=lane.length_tokens,
+                to_tokens=0,
+                transaction=0,
+            )
+        )
+    generation = lanes[0].generation
+    draft.emit("lane", numbers, "evict", generation=generation)
+    draft.ask(
+        ApplyKv(
+            model=lanes[0].model,
+            epoch=draft.state.device.epoch,
+            generation=generation,
+            operations=tuple(operations),
+        )
     )
-    epoch = draft.state.device.epoch
-    generation = lane.generation
-    model = lane.model
-    draft.emit("lane", number, "evict", generation=generation)
-    draft.ask(ApplyKv(model=model, epoch=epoch, generation=generation, operations=operations))

@@ -18,6 +18,7 @@ import attrs
 
 from laneway.engine.effects import BufferPlan, KvOperation
 from laneway.engine.errors import IllegalTransitionError, InternalError
+from laneway.engine.fairness import FairQueue
 from laneway.engine.inputs import (
     ArtifactValidated,
     DeviceFacts,
@@ -53,11 +54,16 @@ class RequestState:
     logprobs: int | None = None
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+    priority: int = 0
+    tenant: str = ""
+    long: bool = False
+    tag: int = 0
+    """Its class of waiting and its place in it (fairness.py)."""
 
 
 @attrs.frozen
 class JobRow:
-    """One row of a job: lane, owner (request number or trial index), KV length before and after."""
+    """One row of a job: lane, owner (request or run number), KV length before and after."""
 
     lane: int
     owner: int
@@ -80,6 +86,7 @@ class JobState:
     rows: tuple[JobRow, ...]
     planned_ns: int
     ticket: int = 0
+    suspected: bool = False
 
 
 @attrs.define
@@ -122,12 +129,17 @@ class LaneState:
 
 
 @attrs.define
-class TrialProgress:
-    """Where golden and warm-up stand: the trial that runs, its tokens so far, lane and job."""
+class TrialRun:
+    """One run of a trial: which one, its tokens so far, its lanes and its job.
 
-    index: int = 0
+    A trial for a batch runs in as many lanes, all with the same tokens.
+    """
+
+    number: int
+    trial: int
+    origin: str
     done_tokens: int = 0
-    lane: int | None = None
+    lanes: tuple[int, ...] = ()
     job: int | None = None
     refusals: int = 0
     kv_refusals: int = 0
@@ -146,7 +158,16 @@ class ModelState:
     lane_first: int = 0
     lane_count: int = 0
     buffers: tuple[BufferPlan, ...] = ()
-    trial: TrialProgress = attrs.Factory(TrialProgress)
+    runs: dict[int, TrialRun] = attrs.Factory(dict)
+    """The runs of trials under way, by their number; ``next_run`` is the next one's."""
+
+    next_run: int = 0
+    empty_lanes: list[int] = attrs.Factory(list)
+    """The numbers of its empty lanes, as a heap: the lowest is taken first."""
+
+    free_buffers: dict[str, list[int]] = attrs.Factory(dict)
+    """By submodel the numbers of its free buffers, as heaps."""
+
     used_bytes_before: tuple[int, ...] = ()
     releasing: bool = False
     reason: str = ""
@@ -184,13 +205,23 @@ class State:
     buffers: dict[int, BufferState] = attrs.Factory(dict)
     jobs: dict[int, JobState] = attrs.Factory(dict)
     requests: dict[int, RequestState] = attrs.Factory(dict)
-    waiting: deque[int] = attrs.Factory(deque)
+    short_waiting: FairQueue = attrs.Factory(FairQueue)
+    long_waiting: FairQueue = attrs.Factory(FairQueue)
     prefill_again: deque[int] = attrs.Factory(deque)
+    chunking: deque[int] = attrs.Factory(deque)
     decode_ready: deque[int] = attrs.Factory(deque)
     deadlines: list[tuple[int, int]] = attrs.Factory(list)
     waiting_requests: int = 0
     waiting_tokens: int = 0
-    last_task: str = ""
+    reserving: tuple[int, ...] = ()
+    """Lanes reserved in this step for the job that is planned next in it."""
+
+    prefill_debt_tokens: int = 0
+    """Prompt tokens run that decode jobs have not yet been given their turns for."""
+
+    short_turns: int = 0
+    """Short prefill jobs planned in a row while a long one waited."""
+
     next_request: int = 1
     next_job: int = 1
     next_model: int = 1
@@ -253,9 +284,15 @@ _TABLES: dict[str, Callable[[State], dict[int, Any]]] = {
 }
 
 
-def is_waiting(request: RequestState) -> bool:
-    """Return whether a request belongs in the queue of the waiting."""
-    return request.state == "waiting"
+def waiting_queue(state: State, request: RequestState) -> FairQueue:
+    """Return the queue of a request's class: short or long prefill."""
+    return state.long_waiting if request.long else state.short_waiting
+
+
+def is_waiting_number(state: State, number: int) -> bool:
+    """Return whether a request lives and waits for its first prefill."""
+    request = state.requests.get(number)
+    return request is not None and request.state == "waiting"
 
 
 def is_prefilling(request: RequestState) -> bool:

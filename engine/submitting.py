@@ -3,7 +3,8 @@
 Accepted, refused, doubtful, or KV not applied (R2.5, R7.4, R14.2, D6, G13).
 
 A refusal costs the job, not the request: the request is tried again in a new job until its retries
-are spent. Capacity codes are tried again after a back-off (row 2 of the ladder); refusals in a row,
+are spent. The rows of a refused batch are tried again one by one, so that a bad one fails alone
+(I12). Capacity codes are tried again after a back-off (row 2 of the ladder); refusals in a row,
 stale epochs and device codes end in the device's end state.
 """
 
@@ -19,7 +20,7 @@ from laneway.engine.inputs import (
 )
 from laneway.engine.loading import fail_load
 from laneway.engine.reserving import evict_if_idle, rollback, suspect
-from laneway.engine.state import JobState, LaneState, RequestState, TrialProgress
+from laneway.engine.state import JobState, LaneState, RequestState, TrialRun
 
 CAPACITY_CLASS = 0x03
 CALLER_CLASS = 0x01
@@ -72,8 +73,10 @@ def refuse(draft: Draft, taken: SubmitRefused) -> None:
     limits = draft.state.limits
     if busy and device.backoff_tries > limits.backoff_tries_max:
         _fail_owners(draft, job, "device_busy", taken.reason, http_status=503)
-    elif kind == CALLER_CLASS:
+    elif kind == CALLER_CLASS and len(job.rows) == 1:
         _fail_owners(draft, job, "device_refused", taken.reason)
+    elif kind == CALLER_CLASS:
+        _fail_spent_owners(draft, job, "device_refused", taken.reason)
     elif kind == JOB_CLASS:
         _fail_spent_owners(draft, job, "device_refused", taken.reason)
         if device.refusals_in_a_row >= limits.submit_refusals_in_a_row_max:
@@ -106,7 +109,7 @@ def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
     model = state.models[lane.model]
     owner = state.requests.get(lane.owner or 0) if lane.origin == "request" else None
     suspect(draft, [lane.number], reason=reason)
-    if model.state == "warming" and model.trial.lane == lane.number:
+    if model.state == "warming" and any(lane.number in run.lanes for run in model.runs.values()):
         fail_load(draft, model, f"the KV of a trial is in doubt: {reason}")
         return
     if owner is not None:
@@ -130,7 +133,7 @@ def _drop_job(draft: Draft, job: JobState, code: int, *, cause: str) -> None:
 def _fail_spent_owners(draft: Draft, job: JobState, kind: str, reason: str) -> None:
     """End those owners of a refused job whose retries are spent."""
     if job.origin != "request":
-        if _is_spent(draft, draft.state.models[job.model].trial):
+        if _is_spent(draft, draft.state.models[job.model].runs[job.rows[0].owner]):
             _fail_owners(draft, job, kind, reason)
         return
     for request in _owners(draft, job):
@@ -138,7 +141,7 @@ def _fail_spent_owners(draft: Draft, job: JobState, kind: str, reason: str) -> N
             _fail_refused(draft, job, request, kind, reason, http_status=500)
 
 
-def _is_spent(draft: Draft, owner: RequestState | TrialProgress) -> bool:
+def _is_spent(draft: Draft, owner: RequestState | TrialRun) -> bool:
     limits = draft.state.limits
     return owner.refusals > limits.submit_retries_max or owner.kv_refusals > limits.kv_retries_max
 

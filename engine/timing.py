@@ -1,6 +1,6 @@
 """When the engine wants to be woken if nothing else happens."""
 
-from laneway.engine.planning import inflight_ceiling
+from laneway.engine.plan import inflight_ceiling
 from laneway.engine.state import State
 
 

@@ -64,22 +64,16 @@ def mentioned_by(event: Event) -> Iterator[Entity]:
     """Return the entities that an event's data mentions.
 
     ``job``, ``buffer``, ``lane``, ``model`` and ``request`` are numbers; ``owners`` are requests
-    when ``origin`` says so; ``rows`` of a plan begin with lane and owner.
+    when ``origin`` says so.
     """
     data = event.data
     for machine in _SINGLE:
         number = data.get(machine)
         if isinstance(number, int):
             yield machine, number
-    of_requests = data.get("origin") == "request"
-    if of_requests:
+    if data.get("origin") == "request":
         for owner in _sequence(data.get("owners")):
             yield "request", owner
-    for row in _sequence(data.get("rows")):
-        if len(row) >= 2:
-            yield "lane", row[0]
-            if of_requests:
-                yield "request", row[1]
 
 
 def _sequence(value: Any) -> Sequence[Any]:

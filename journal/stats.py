@@ -135,7 +135,7 @@ def _add_job(sums: _Sums, event: Event, taken: Input) -> None:
     for number in event.entities:
         if event.trigger == "plan":
             if event.data.get("origin") == "request":
-                sums.owners[number] = tuple(row[1] for row in event.data.get("rows", ()))
+                sums.owners[number] = tuple(event.data.get("owners", ()))
         elif event.dest in MACHINES["job"].final:
             owners = sums.owners.pop(number, ())
             if event.trigger != "complete" or not isinstance(taken, Completed):

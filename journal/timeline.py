@@ -127,17 +127,23 @@ def in_flight_at(journal: ReadableJournal, step: int) -> tuple[InFlight, ...]:
     """
     jobs: dict[int, InFlight] = {}
     for recorded in journal.read(last=step):
+        reserved: list[int] = []
         for event in recorded.events:
-            if event.machine == "job":
-                _follow_jobs(jobs, recorded, event)
+            if (event.machine, event.trigger) == ("lane", "reserve"):
+                reserved += event.entities
+            elif event.machine == "job":
+                _follow_jobs(jobs, recorded, event, tuple(reserved))
+                reserved = []
     return tuple(jobs[number] for number in sorted(jobs))
 
 
-def _follow_jobs(jobs: dict[int, InFlight], step: Step, event: Event) -> None:
+def _follow_jobs(
+    jobs: dict[int, InFlight], step: Step, event: Event, lanes: tuple[int, ...]
+) -> None:
+    """Take a job's event; ``lanes`` were reserved before it in its step."""
     data = event.data
     for number in event.entities:
         if event.trigger == "plan":
-            rows = data.get("rows", ())
             jobs[number] = InFlight(
                 job=number,
                 state=event.dest,
@@ -145,8 +151,8 @@ def _follow_jobs(jobs: dict[int, InFlight], step: Step, event: Event) -> None:
                 origin=data.get("origin", ""),
                 model=data.get("model", 0),
                 buffer=data.get("buffer", 0),
-                lanes=tuple(row[0] for row in rows),
-                owners=tuple(row[1] for row in rows),
+                lanes=lanes,
+                owners=tuple(data.get("owners", ())),
                 epoch=event.epoch,
                 generation=event.generation,
                 planned_step=step.step,

@@ -12,7 +12,7 @@ import pytest
 from support.command_line import MODELS, laneway
 
 from laneway.adapters.calbin import pack
-from laneway.engine import planning
+from laneway.engine import queueing
 from laneway.statemachines import MACHINES
 
 STATS_KEYS = {
@@ -256,9 +256,9 @@ def test_a_decision_of_other_code_is_found(file: Path, monkeypatch: pytest.Monke
         for event in row["events"]
         if event["data"].get("task") == "decode" and event["data"].get("origin") == "request"
     ]
-    prefill_first = planning._choose_prefill
+    prefill_first = queueing._choose_prefill
     monkeypatch.setattr(
-        planning, "_choose_decode", lambda state, model: prefill_first(state, model)
+        queueing, "_choose_decode", lambda state, model: prefill_first(state, model)
     )
     called = laneway("journal", "verify", file).done(1)
     assert called.out.splitlines()[-1].startswith(f"verify: decide: step {decodes[0]}")

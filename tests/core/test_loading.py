@@ -7,7 +7,7 @@ import pytest
 from support.fake_device import FakeDevice, artifact
 from support.rig import Rig
 
-from laneway.engine import Limits, ModelError
+from laneway.engine import ModelError
 from laneway.engine.effects import ConfigureModel, PublishModel, ReleaseModel
 from laneway.engine.inputs import (
     ArtifactValidated,
@@ -109,15 +109,15 @@ def test_memory_that_just_fits_is_enough() -> None:
     rig.close()
 
 
-def test_lanes_must_be_enough_for_in_flight_times_batch() -> None:
+def test_lanes_must_be_enough_for_the_largest_batch() -> None:
     wide = (
         SubmodelFacts(name="prefill", task="prefill", batch_max=1, tokens_max=48),
         SubmodelFacts(name="decode", task="decode", batch_max=8, tokens_max=1),
     )
-    device = FakeDevice(artifact=changed(submodels=wide, lane_count=15))
-    rig = Rig(load=False, device=device, limits=Limits(inflight_jobs_max=2))
-    assert "15 lanes, in-flight x batch needs 16" in refusal_of(rig)
-    device.artifact = changed(submodels=wide, lane_count=16)
+    device = FakeDevice(artifact=changed(submodels=wide, lane_count=7))
+    rig = Rig(load=False, device=device)
+    assert "7 lanes, its largest batch needs 8" in refusal_of(rig)
+    device.artifact = changed(submodels=wide, lane_count=8)
     rig.engine.load("m", "source")
     rig.close()
 

@@ -116,7 +116,7 @@ def test_numbers_go_on_and_are_never_used_again() -> None:
         fold(state, step)
     assert (state.device.incarnation, state.device.epoch) == (3, 3)
     assert (state.next_model, state.next_generation, state.next_request) == (4, 4, 4)
-    assert (state.next_lane, state.next_buffer) == (25, 13)
+    assert (state.next_lane, state.next_buffer) == (25, 19)
 
 
 @pytest.mark.parametrize(("later_ns", "gap_ns"), [(5_000_000, 5_000_000), (-10_000, 0), (0, 0)])

@@ -34,7 +34,7 @@ def test_load_and_unload_again_and_again() -> None:
     rig.run()
     rig.check_answers()
     model = rig.state.models[5]
-    assert (model.generation, model.lane_first, rig.state.next_buffer) == (5, 33, 21)
+    assert (model.generation, model.lane_first, rig.state.next_buffer) == (5, 33, 31)
     rig.close()
 
 

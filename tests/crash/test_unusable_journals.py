@@ -251,7 +251,7 @@ def test_a_disk_too_full_to_begin(
     read_whole(path)
 
 
-@pytest.mark.parametrize(("appends", "room_bytes"), [(3, 5_000), (30, 0), (60, 9_000)])
+@pytest.mark.parametrize(("appends", "room_bytes"), [(8, 5_000), (30, 0), (60, 9_000)])
 def test_a_disk_that_becomes_full(
     appends: int, room_bytes: int, parent: WarmParent, shared: Path, folder: Path
 ) -> None:

@@ -110,7 +110,7 @@ def tokens_in(steps: list[Step]) -> dict[int, list[int]]:
         for event in step.events:
             if (event.machine, event.trigger) == ("job", "plan"):
                 if event.data["origin"] == "request":
-                    owners[event.entities[0]] = [row[1] for row in event.data["rows"]]
+                    owners[event.entities[0]] = list(event.data["owners"])
     return tokens
 
 

@@ -38,7 +38,11 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
     if annotation in simple:
         return simple[annotation]
     if annotation is Limits:
-        limits = {f.name: st.integers(1, 1 << 40) for f in attrs.fields(Limits)}
+        limits: dict[str, st.SearchStrategy[Any]] = {
+            f.name: st.integers(1, 1 << 40) for f in attrs.fields(Limits)
+        }
+        weights = st.tuples(st.text(max_size=4), st.integers(1, 1 << 20))
+        limits["tenant_weights"] = st.lists(weights, max_size=3).map(tuple)
         return st.builds(Limits, **limits)
     if annotation is Sampling:
         return st.builds(
@@ -114,20 +118,22 @@ HEALTH = (
 WIRE_NAMES = {
     "EngineStarted": (
         1,
-        "wall_clock_ns code_version journal_tokens limits[inflight_jobs_max queued_requests_max"
+        "wall_clock_ns code_version journal_tokens limits[inflight_jobs_max batch_rows_max"
+        " long_prefill_threshold_tokens short_turns_max prefill_tokens_max prefill_chunk_tokens"
+        " prefill_tokens_per_decode priority_step_tokens tenant_weights queued_requests_max"
         " queued_tokens_max inbox_inputs_max step_batch_max buffers_per_submodel submit_retries_max"
         " submit_refusals_in_a_row_max kv_retries_max backoff_first_ns backoff_last_ns"
         " backoff_tries_max hang_suspect_ns hang_confirm_ns hang_cap_ns"
         " unload_tolerance_bytes configure_timeout_ns retry_after_ns]"
         " device[url backend product serial runtime_version driver_version firmware_version"
-        f" device_epoch inflight_max {CHIPS} capabilities]",
+        f" device_epoch inflight_max {CHIPS} capabilities chunked_prefill]",
     ),
     "LoadRequested": (1, "model alias source"),
     "ArtifactValidated": (
         1,
         "model name sha256 architecture layout lane_rule context_tokens vocabulary lane_count"
-        " end_tokens submodels[name task batch_max tokens_max] chip_bytes"
-        f" {CHIPS} trials[origin prompt forced]",
+        " end_tokens submodels[name task batch_max tokens_max incremental] chip_bytes"
+        f" {CHIPS} trials[origin prompt forced batch]",
     ),
     "ArtifactRefused": (1, "model reason"),
     "ModelConfigured": (
@@ -142,7 +148,8 @@ WIRE_NAMES = {
         1,
         "request alias prompt max_tokens sampling[temperature top_k top_p min_p seed"
         " repetition_penalty presence_penalty frequency_penalty logit_bias allowed_token_ids] stop"
-        " ignore_eos deadline_ns client_id logprobs stop_token_ids min_tokens model",
+        " ignore_eos deadline_ns client_id logprobs stop_token_ids min_tokens model"
+        " priority tenant",
     ),
     "CancelRequested": (1, "request"),
     "TimePassed": (1, ""),
@@ -183,7 +190,9 @@ def test_field_order_is_pinned() -> None:
 def wire_names(cls: type) -> str:
     """Return the field names of a class in order, nested ones in brackets."""
     names = []
-    for name, annotation in typing.get_type_hints(cls).items():
+    hints = typing.get_type_hints(cls)
+    for name in (field.name for field in attrs.fields(cls)):
+        annotation = hints[name]
         inner = [a for a in (annotation, *typing.get_args(annotation)) if attrs.has(a)]
         names.append(f"{name}[{wire_names(inner[0])}]" if inner else name)
     return " ".join(names)
@@ -275,13 +284,14 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
         ("KvApplied", b"[1,[1,[2]]]", "Expected `int`, got `array`"),
         (
             "RequestSubmitted",
-            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1]',
+            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1'
+            b',0,"a"]',
             "temperature",
         ),
         (
             "RequestSubmitted",
             b'[1,5,"m",[7],4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[[3,101.0]],null],[],false,null,null'
-            b",null,[],0,1]",
+            b',null,[],0,1,0,"a"]',
             "logit_bias",
         ),
     ],
@@ -360,7 +370,7 @@ def test_a_digest_keeps_no_words_of_a_client() -> None:
     sha256 = hashlib.sha256(packed).hexdigest()
     assert text.decode() == (
         f'[1,5,"m",{{"count":3,"sha256":"{sha256}"}},4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],'
-        '{"count":2},false,null,null,null,[],0,1]'
+        '{"count":2},false,null,null,null,[],0,1,0,""]'
     )
     assert DIGEST.decode_input("RequestSubmitted", text) == attrs.evolve(
         taken,

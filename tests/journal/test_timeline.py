@@ -37,7 +37,7 @@ def test_the_life_of_a_job_by_hand() -> None:
         "buffer": 1,
         "model": 1,
         "origin": "request",
-        "rows": ((1, 5, 3, 4), (2, 6, 9, 10)),
+        "owners": (5, 6),
         "task": "decode",
     }
     assert list(timeline(journal_of(*story()), "job/17")) == [
@@ -52,7 +52,7 @@ def test_the_life_of_a_job_by_hand() -> None:
             dest="planned",
             epoch=1,
             generation=2,
-            related=("buffer/1", "model/1", "lane/1", "request/5", "lane/2", "request/6"),
+            related=("buffer/1", "model/1", "request/5", "request/6"),
             data=plan,
         ),
         Moment(
@@ -129,7 +129,7 @@ def test_in_flight_by_hand() -> None:
         "origin": "request",
         "model": 1,
         "buffer": 1,
-        "lanes": [1, 2],
+        "lanes": [1, 2, 3, 4, 7],
         "owners": [5, 6],
         "epoch": 1,
         "generation": 2,

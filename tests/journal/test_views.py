@@ -40,7 +40,7 @@ def test_columns_are_the_promised_ones(story_file: Path) -> None:
 
 
 def test_the_story_by_hand(story_file: Path) -> None:
-    plan = '{"buffer":1,"model":1,"origin":"request","rows":[[1,5,3,4],[2,6,9,10]],"task":"decode"}'
+    plan = '{"buffer":1,"model":1,"origin":"request","owners":[5,6],"task":"decode"}'
     assert select(story_file, "SELECT * FROM event ORDER BY step, ordinal") == [
         (1, 0, 1000, "device", "device/0", "open", "closed", "serving", 1, 0, '{"incarnation":1}'),
         (2, 0, 2000, "request", "request/5", "admit", "received", "waiting", 1, 0, '{"model":1}'),

@@ -32,6 +32,7 @@ from support.machine_run import MachineRun
 from support.text_model import Wish
 
 from laneway.adapters.buffers import Buffer
+from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.journal import open_journal
 from laneway.journal.replay import verify
@@ -87,10 +88,16 @@ class EngineOnBoard(RuleBasedStateMachine):
         assert self.run is not None
         return self.run
 
-    @initialize(plan=plans(), loaded=st.sampled_from((True, True, True, False)))
-    def begin(self, plan: str, loaded: bool) -> None:
+    @initialize(
+        plan=plans(),
+        loaded=st.sampled_from((True, True, True, False)),
+        inflight=st.sampled_from((1, 2)),
+        rows=st.sampled_from((1, 4)),
+    )
+    def begin(self, plan: str, loaded: bool, inflight: int, rows: int) -> None:
         """Open the engine, with or without its model, on a board with a fault plan."""
-        self.run = MachineRun(self.folder, plan=plan, load=loaded)
+        limits = Limits(inflight_jobs_max=inflight, batch_rows_max=rows)
+        self.run = MachineRun(self.folder, plan=plan, limits=limits, load=loaded)
 
     # ------------------------------------------------------------------ clients
 

@@ -73,6 +73,15 @@ def _own_twice(state: State) -> None:
     second.owner = first.owner
 
 
+def _overtake(state: State) -> None:
+    """Let two of the waiting change places."""
+    queue = state.short_waiting
+    (first, one), (second, two) = sorted(queue.entries)[:2]
+    queue.entries = sorted(
+        {*queue.entries} - {(first, one), (second, two)} | {(first, two), (second, one)}
+    )
+
+
 def _lost(state: State) -> None:
     state.device.state = "lost"
 
@@ -105,8 +114,9 @@ DAMAGES: tuple[tuple[str, Callable[[State], Any]], ...] = (
     ("G11", lambda s: setattr(job_of(s), "generation", 99)),
     ("G13", lambda s: setattr(s.buffers[job_of(s).buffer], "state", "preparing")),
     ("R4.1", lambda s: setattr(s.buffers[job_of(s).buffer], "task", "prefill")),
-    ("G9", lambda s: s.waiting.reverse()),
-    ("G9", lambda s: s.waiting.pop()),
+    ("G9", _overtake),
+    ("G9", lambda s: s.short_waiting.entries.pop()),
+    ("E13", lambda s: setattr(request_of(s, "waiting"), "long", True)),
     ("I8", lambda s: setattr(s, "waiting_requests", 99)),
     ("I8", lambda s: setattr(s, "waiting_tokens", 99)),
     ("I9", lambda s: s.decode_ready.clear()),

@@ -20,6 +20,7 @@ from laneway.engine.effects import SubmitJob
 from laneway.engine.errors import IllegalTransitionError, JournalWriteError
 from laneway.engine.evolve import fold
 from laneway.engine.inputs import Completed, Input
+from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.engine.state import initial_state
 from laneway.journal import open_journal
@@ -156,10 +157,13 @@ def illegal_events() -> None:
 # ---------------------------------------------------------------------------- the board
 
 
+ONE_BY_ONE = Limits(inflight_jobs_max=1, batch_rows_max=1)
+
+
 @contextmanager
 def _run(plan: str = "") -> Iterator[MachineRun]:
     with tempfile.TemporaryDirectory(prefix="laneway-mutant-") as folder:
-        run = MachineRun(Path(folder), plan=plan, load=False)
+        run = MachineRun(Path(folder), plan=plan, limits=ONE_BY_ONE, load=False)
         try:
             run.ask_load()
             run.act_until(lambda: run.engine.ready() or not run.act(1))

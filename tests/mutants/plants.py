@@ -22,14 +22,16 @@ from laneway.engine import (
     faulting,
     inbox,
     loop,
+    plan,
     planning,
+    queueing,
     reserving,
     state,
     submitting,
 )
 from laneway.engine import evolve as engine_evolve
 from laneway.engine.effects import Conclude, Deliver, RestoreBuffer
-from laneway.engine.inputs import BufferRestored, Completed
+from laneway.engine.inputs import BufferRestored, Completed, SubmodelFacts
 from laneway.journal import chain, sealing
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -142,7 +144,16 @@ def lane_kept_for_the_dead(patch: pytest.MonkeyPatch) -> None:
 
 
 def lane_given_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planning, "empty_lane", lambda known, model: model.lane_first)
+    real = queueing._short
+
+    def short(known: state.State, model: state.ModelState) -> plan.Plan | None:
+        chosen = real(known, model)
+        if chosen is None:
+            return None
+        rows = tuple(attrs.evolve(row, lane=model.lane_first) for row in chosen.rows)
+        return attrs.evolve(chosen, rows=rows)
+
+    patch.setattr(queueing, "_short", short)
     patch.setattr(planning, "validate", lambda known, chosen: None)
 
 
@@ -251,17 +262,19 @@ def fault_spares_the_buffer(patch: pytest.MonkeyPatch) -> None:
 
 
 def two_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planning, "inflight_ceiling", lambda known: 2)
+    for module in (plan, planning):
+        patch.setattr(module, "inflight_ceiling", lambda known: 2)
 
 
 def pool_key_without_task(patch: pytest.MonkeyPatch) -> None:
-    real = planning.free_buffer
+    real = queueing.free_buffer
 
-    def free(known: state.State, model: Any, task: str, *, tokens: int) -> Any:
-        other = "decode" if task == "prefill" else "prefill"
-        return real(known, model, other, tokens=1) or real(known, model, task, tokens=tokens)
+    def free(model: state.ModelState, submodel: SubmodelFacts) -> int | None:
+        others = [one for one in model.facts.submodels if one != submodel] if model.facts else []
+        found = [real(model, other) for other in others]
+        return next((one for one in found if one is not None), real(model, submodel))
 
-    patch.setattr(planning, "free_buffer", free)
+    patch.setattr(queueing, "free_buffer", free)
     patch.setattr(planning, "validate", lambda known, chosen: None)
 
 

@@ -118,7 +118,7 @@ def story(tokens: str = "full") -> list[Step]:
                     "origin": "request",
                     "model": 1,
                     "buffer": 1,
-                    "rows": ((1, 5, 3, 4), (2, 6, 9, 10)),
+                    "owners": (5, 6),
                 },
             ),
         ),

@@ -61,7 +61,7 @@ def tokens_of(steps: Iterable[Step]) -> dict[int, list[int]]:
         for event in step.events:
             planned = (event.machine, event.trigger) == ("job", "plan")
             if planned and event.data["origin"] == "request":
-                owners[event.entities[0]] = [row[1] for row in event.data["rows"]]
+                owners[event.entities[0]] = list(event.data["owners"])
         if isinstance(step.taken, Completed):
             for owner, row in zip(owners.get(step.taken.job, ()), step.taken.rows, strict=False):
                 tokens.setdefault(owner, []).append(row.token)

@@ -209,7 +209,7 @@ class Story:
             at,
             TimePassed(),
             event("lane", lane, "bind", "empty", data={"origin": "request", "owners": [request]}),
-            event("request", request, "prefill", "waiting", data={"lane": lane}),
+            event("request", request, "prefill", "waiting", data={"lanes": [lane]}),
             *plan(job, "prefill", buffer=1, rows=[[lane, request, 0, 3]]),
         )
         if accept:
@@ -236,10 +236,13 @@ def plan(
     job: int, task: str, *, buffer: int, rows: list[list[int]], origin: str = "request"
 ) -> list[Event]:
     """Return the events of a plan."""
-    data = {"task": task, "origin": origin, "model": 1, "buffer": buffer, "rows": rows}
-    lanes = [event("lane", row[0], "reserve", "ready", data={"job": job}) for row in rows]
+    data = {"task": task, "origin": origin, "model": 1, "buffer": buffer}
+    data["owners"] = [row[1] for row in rows]
+    growth = {"job": job, "by": [end - start for _, _, start, end in rows]}
+    lanes = tuple(row[0] for row in rows)
+    reserve = Event("lane", lanes, "reserve", "ready", "reserved", 1, 1, growth)
     acquire = event("buffer", buffer, "acquire", "free", data={"job": job})
-    return [*lanes, acquire, event("job", job, "plan", "drafted", data=data)]
+    return [reserve, acquire, event("job", job, "plan", "drafted", data=data)]
 
 
 def submit(job: int, *, buffer: int) -> list[Event]:

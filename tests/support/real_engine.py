@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
+import attrs
 from support.asking import Ask
 from support.submit_log import Job, SubmitLog
 from support.synchronous import Arrival
@@ -26,7 +27,11 @@ PATIENCE_S = 60.0
 
 
 class RealEngine:
-    """One engine on one board with one model, ``m``, loaded; the log begins after the load."""
+    """One engine on one board with one model, ``m``, loaded; the log begins after the load.
+
+    It takes one job of one row at a time, the order of a plain submit-and-wait loop (R5.1), unless
+    ``together``.
+    """
 
     def __init__(
         self,
@@ -35,7 +40,11 @@ class RealEngine:
         url: str = "sim:tiny?clock=virtual",
         journal: Journal | None = None,
         limits: Limits | None = None,
+        together: bool = False,
     ) -> None:
+        chosen = limits if limits is not None else Limits()
+        if not together:
+            chosen = attrs.evolve(chosen, inflight_jobs_max=1, batch_rows_max=1)
         device = open_device(url)
         assert isinstance(device, NpurtDevice) and device.simulator is not None
         self.device = device
@@ -43,7 +52,10 @@ class RealEngine:
         self.log = SubmitLog(device.calls.library)
         self.journal = journal if journal is not None else open_journal()
         self.engine = Engine(
-            device=device, journal=self.journal, limits=limits, draw_seed=lambda: 1
+            device=device,
+            journal=self.journal,
+            limits=chosen,
+            draw_seed=lambda: 1,
         )
         self.model = self.engine.load("m", str(calbin))
         self.streams: list[Stream] = []

@@ -1,0 +1,112 @@
+"""A plan: one job to be, as a value, and the rules that every plan must obey, whoever made it."""
+
+import attrs
+
+from laneway.engine.errors import InternalError
+from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
+from laneway.engine.sampling import Sampling
+from laneway.engine.state import State
+
+USABLE = ("serving", "degraded", "draining")
+
+
+@attrs.frozen(kw_only=True)
+class PlanRow:
+    """One row of a plan: ``tokens`` of an owner (a request, or a run of a trial) from ``start`` on.
+
+    ``bind``: the lane is given to the owner by this job. ``sampling`` is None where nothing is
+    drawn: trials, and every part of a prompt but the last.
+    """
+
+    lane: int
+    owner: int
+    tokens: tuple[int, ...]
+    start: int
+    sampling: Sampling | None
+    bind: bool
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """One job to be: task, buffer, rows in the order of their lanes.
+
+    ``trial`` is the trial that a job of another origin than a request runs.
+    """
+
+    task: str
+    origin: str
+    model: int
+    buffer: int
+    rows: tuple[PlanRow, ...]
+    trial: int | None = None
+
+
+def inflight_ceiling(state: State) -> int:
+    """Return how many jobs may be in flight now.
+
+    Policy, and what of the device is verified; 1 on a degraded device (R5.3, E11, G12, G19).
+    """
+    facts = state.device.facts
+    if facts is None or state.device.state not in USABLE:
+        return 0
+    if state.device.state == "degraded":
+        return 1
+    return min(state.limits.inflight_jobs_max, facts.inflight_max)
+
+
+def takes_rows(facts: ArtifactValidated, submodel: SubmodelFacts, rows: int) -> bool:
+    """Return whether a job of so many rows may run on a submodel.
+
+    Where nothing is said of inactive rows, only a full batch may (E15).
+    """
+    if facts.lane_rule == "undefined":
+        return rows == submodel.batch_max
+    return 1 <= rows <= submodel.batch_max
+
+
+def validate(state: State, chosen: Plan) -> None:
+    """Hold a plan against the rules every plan must obey, whoever made it.
+
+    One task; distinct lanes, each in no other job and owned by its sequence; room in the lane; the
+    number of rows and tokens that the submodel takes; a free buffer of this generation; the
+    ceiling.
+
+    Raises: InternalError naming the rule. Source: R2.1, R5.5, R6.1, R7.3, E11, E12, E15, I6.
+    """
+    model = state.models[chosen.model]
+    facts = model.facts
+    buffer = state.buffers[chosen.buffer]
+    assert facts is not None
+    submodel = facts.by_name[buffer.submodel]
+    lanes = [row.lane for row in chosen.rows]
+    owners = {row.owner for row in chosen.rows}
+    count = len(lanes)
+    key = (buffer.model, buffer.epoch, buffer.generation, buffer.task)
+    mine = (model.number, state.device.epoch, model.generation, chosen.task)
+    rules = (
+        (len(state.jobs) < inflight_ceiling(state), "E11: in-flight ceiling"),
+        (len(set(lanes)) == count, "E12: distinct lanes"),
+        (len(owners) == count or chosen.trial is not None, "E12: distinct sequences"),
+        (takes_rows(facts, submodel, count), "E15, R6.1: rows of the submodel"),
+        (buffer.state == "free" and key == mine, "E1, E2: a free buffer of the task"),
+    )
+    for holds, rule in rules:
+        if not holds:
+            raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
+    for row in chosen.rows:
+        lane = state.lanes[row.lane]
+        end_tokens = row.start + len(row.tokens)
+        owned = (lane.origin, lane.owner) == (chosen.origin, row.owner)
+        whole = row.start == 0 or chosen.task == "decode" or submodel.incremental
+        row_rules = (
+            (lane.model == chosen.model, "E15: lane of the model"),
+            (lane.state == ("empty" if row.bind else "ready"), "E12, E15: lane state"),
+            (row.bind or owned, "E15: lane owner"),
+            (row.start == lane.length_tokens, "R7.3: length before"),
+            (1 <= len(row.tokens) <= submodel.tokens_max, "R2.1: tokens of the task"),
+            (whole, "R5.5: a split prompt"),
+            (end_tokens <= facts.context_tokens, "E18: room in the lane"),
+        )
+        for holds, rule in row_rules:
+            if not holds:
+                raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")

@@ -1,0 +1,288 @@
+"""Whose turn it is: decode, short prefill or long prefill, and which sequences go together.
+
+Theory of operation. Three classes (R5.4, E13). **Decode**: every sequence that has a token goes on,
+round robin, as many as the largest batch takes. **Short prefill** and **long prefill**: prompts
+that wait, each class in the order of fairness.py.
+
+A prefill leaves a debt of its tokens; each decode job pays off a fixed part. While a decode is
+ready and there is a debt, the turn is decode's; else prefill's, if there is a prompt and a lane.
+So with a ceiling of one job, in turns (jobs planned):
+
+- a sequence that is ready waits at most for one prefill before each decode job, and for as many
+  decode jobs as batches are ready: ``decode_bound_turns``;
+- the prefill class, while a lane is empty, waits at most until its own last job is paid off:
+  ``prefill_bound_turns``;
+- a long prompt, while a lane is empty, waits at most ``short_turns_max`` short prefill jobs, each
+  with its bound: ``long_prefill_bound_turns``. When its turn has come the next empty lane is kept
+  for it.
+
+A prompt is split only where the submodel takes a prompt in parts and that is granted (R5.5); then
+each part is a turn, and its debt lets decode go in between. Prompts of the short class go together
+into one job up to a token budget; the long class goes alone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
+from laneway.engine.limits import Limits
+from laneway.engine.plan import Plan, PlanRow, takes_rows
+from laneway.engine.state import (
+    ModelState,
+    RequestState,
+    State,
+    is_decoding,
+    is_prefilling,
+    is_waiting_number,
+)
+
+
+def choose_request(state: State, model: ModelState) -> Plan | None:
+    """Return the next job of live requests, or None."""
+    order = (_choose_prefill, _choose_decode)
+    if state.prefill_debt_tokens > 0:
+        order = (_choose_decode, _choose_prefill)
+    for chooser in order:
+        chosen = chooser(state, model)
+        if chosen is not None:
+            return chosen
+    return None
+
+
+def prefill_bound_turns(limits: Limits, tokens_max: int) -> int:
+    """Return for how many turns at most an empty lane waits for the next prompt.
+
+    ``tokens_max``: of one prefill job.
+    """
+    return -(-tokens_max // limits.prefill_tokens_per_decode) + 1
+
+
+def decode_bound_turns(lanes: int, batch_max: int) -> int:
+    """Return for how many turns at most a sequence that is ready waits, itself included."""
+    return 2 * -(-lanes // batch_max)
+
+
+def long_prefill_bound_turns(limits: Limits, tokens_max: int) -> int:
+    """Return for how many turns at most a long prompt waits while a lane is empty."""
+    return (limits.short_turns_max + 1) * prefill_bound_turns(limits, tokens_max)
+
+
+# ---------------------------------------------------------------------------- decode
+
+
+def _choose_decode(state: State, model: ModelState) -> Plan | None:
+    ready = _live(state, state.decode_ready, model, is_decoding)
+    sizes = _submodels(model, "decode", tokens=1)
+    requests = _together(ready, _rows_max(state, sizes))
+    buffer, count = _fit(model, sizes, len(requests))
+    if buffer is None:
+        return None
+    rows = [_decode_row(state, request) for request in requests[:count]]
+    return _plan(model, "decode", buffer, rows)
+
+
+def _decode_row(state: State, request: RequestState) -> PlanRow:
+    assert request.lane is not None
+    return PlanRow(
+        lane=request.lane,
+        owner=request.number,
+        tokens=(request.tokens[-1],),
+        start=state.lanes[request.lane].length_tokens,
+        sampling=request.sampling,
+        bind=False,
+    )
+
+
+# ---------------------------------------------------------------------------- prefill
+
+
+def _choose_prefill(state: State, model: ModelState) -> Plan | None:
+    """Return the next prefill: one refused before, else of the class whose turn it is."""
+    for request in _live(state, state.prefill_again, model, is_prefilling):
+        return _prefill_alone(state, model, request, request.lane)
+    long_first = state.short_turns >= state.limits.short_turns_max
+    chooser: Callable[[State, ModelState], Plan | None]
+    for chooser in (_long, _short) if long_first else (_short, _long):
+        chosen = chooser(state, model)
+        if chosen is not None or (long_first and _long_waits(state, model)):
+            return chosen
+    return None
+
+
+def _long_waits(state: State, model: ModelState) -> bool:
+    for _ in _waiting(state, state.long_waiting.in_order(), model):
+        return True
+    return False
+
+
+def _long(state: State, model: ModelState) -> Plan | None:
+    """Return the next part of a prompt that was begun, else of the first long prompt."""
+    for request in _live(state, state.chunking, model, is_prefilling):
+        return _prefill_alone(state, model, request, request.lane)
+    for request in _waiting(state, state.long_waiting.in_order(), model):
+        return _prefill_alone(state, model, request, _lowest(model))
+    return None
+
+
+def _prefill_alone(
+    state: State, model: ModelState, request: RequestState, lane: int | None
+) -> Plan | None:
+    if lane is None:
+        return None
+    row = _prefill_row(state, model, request, lane)
+    sizes = _submodels(model, "prefill", tokens=len(row.tokens), start=row.start)
+    buffer, _ = _fit(model, [size for size in sizes if size.batch_max == 1] or sizes, 1)
+    return None if buffer is None else _plan(model, "prefill", buffer, [row])
+
+
+def _short(state: State, model: ModelState) -> Plan | None:
+    """Return a job of the first short prompts: as many as lanes, batch and token budget take."""
+    lanes = sorted(model.empty_lanes)
+    sizes = _submodels(model, "prefill", tokens=1)
+    most = min(len(lanes), _rows_max(state, sizes))
+    rows: list[PlanRow] = []
+    left = state.limits.prefill_tokens_max
+    for request in _waiting(state, state.short_waiting.in_order(), model):
+        if len(rows) == most or (rows and len(request.prompt) > left):
+            break
+        rows.append(_prefill_row(state, model, request, lanes[len(rows)]))
+        left -= len(request.prompt)
+    if not rows:
+        return None
+    width = max(len(row.tokens) for row in rows)
+    buffer, count = _fit(model, _submodels(model, "prefill", tokens=width), len(rows))
+    return None if buffer is None else _plan(model, "prefill", buffer, rows[:count])
+
+
+def _prefill_row(state: State, model: ModelState, request: RequestState, lane: int) -> PlanRow:
+    """Return the next part of a prompt: all that is left, unless it may and should be split."""
+    start = state.lanes[lane].length_tokens if request.lane is not None else 0
+    end = len(request.prompt)
+    if may_split(state, model):
+        end = min(end, start + state.limits.prefill_chunk_tokens)
+    return PlanRow(
+        lane=lane,
+        owner=request.number,
+        tokens=request.prompt[start:end],
+        start=start,
+        sampling=request.sampling if end == len(request.prompt) else None,
+        bind=request.lane is None,
+    )
+
+
+def may_split(state: State, model: ModelState) -> bool:
+    """Return whether prompts of a model may be run in parts (R5.5, E13)."""
+    device, facts = state.device.facts, model.facts
+    return (
+        device is not None
+        and device.chunked_prefill
+        and facts is not None
+        and all(size.incremental for size in facts.submodels if size.task == "prefill")
+    )
+
+
+# ---------------------------------------------------------------------------- helpers
+
+
+def _live(
+    state: State,
+    queue: deque[int],
+    model: ModelState,
+    fits: Callable[[RequestState], bool],
+) -> Iterator[RequestState]:
+    """Yield the requests of a model that still belong in a queue, in order.
+
+    Why: a request that ended or moved on stays in the queue and is skipped, so that cancel is O(1).
+    """
+    for number in queue:
+        request = state.requests.get(number)
+        if request is not None and request.model == model.number and fits(request):
+            yield request
+
+
+def _waiting(state: State, numbers: Iterable[int], model: ModelState) -> Iterator[RequestState]:
+    for number in numbers:
+        if is_waiting_number(state, number):
+            request = state.requests[number]
+            if request.model == model.number:
+                yield request
+
+
+def _rows_max(state: State, sizes: list[SubmodelFacts]) -> int:
+    return min(state.limits.batch_rows_max, max((size.batch_max for size in sizes), default=0))
+
+
+def _together(requests: Iterator[RequestState], most: int) -> list[RequestState]:
+    """Return the first requests that may share a job; one that was refused before goes alone."""
+    taken: list[RequestState] = []
+    for request in requests:
+        alone = request.refusals > 0 or request.kv_refusals > 0
+        if len(taken) == most or (alone and taken):
+            break
+        taken.append(request)
+        if alone:
+            break
+    return taken
+
+
+def _lowest(model: ModelState) -> int | None:
+    return model.empty_lanes[0] if model.empty_lanes else None
+
+
+def _submodels(model: ModelState, task: str, *, tokens: int, start: int = 0) -> list[SubmodelFacts]:
+    """Return the submodels of a task that take rows of so many tokens, smallest batch first."""
+    assert model.facts is not None
+    return [
+        submodel
+        for submodel in model.facts.tasks[task]
+        if submodel.tokens_max >= tokens and (start == 0 or submodel.incremental)
+    ]
+
+
+def _fit(model: ModelState, sizes: list[SubmodelFacts], rows: int) -> tuple[int | None, int]:
+    """Return a free buffer and how many of the rows it takes: all in the smallest batch that does.
+
+    If none takes all, the largest batch that may run is filled (E15: where inactive rows are
+    undefined, only full ones).
+    """
+    facts = model.facts
+    assert facts is not None
+    for size in sizes:
+        if size.batch_max >= rows and takes_rows(facts, size, rows):
+            buffer = free_buffer(model, size)
+            if buffer is not None:
+                return buffer, rows
+    for size in reversed(sizes):
+        if size.batch_max <= rows:
+            buffer = free_buffer(model, size)
+            if buffer is not None:
+                return buffer, size.batch_max
+    return None, 0
+
+
+def free_buffer(model: ModelState, submodel: SubmodelFacts) -> int | None:
+    """Return the lowest free buffer of a submodel, or None.
+
+    Those of an old epoch or generation are in no list (E2, G3).
+    """
+    free = model.free_buffers.get(submodel.name)
+    return free[0] if free else None
+
+
+def _plan(model: ModelState, task: str, buffer: int, rows: list[PlanRow]) -> Plan:
+    ordered = tuple(sorted(rows, key=lambda row: row.lane))
+    return Plan(task=task, origin="request", model=model.number, buffer=buffer, rows=ordered)
+
+
+def bounds(state: State, model: ModelState) -> dict[str, int]:
+    """Return the service bounds of a model's classes in turns, as they stand in the docstring."""
+    facts: ArtifactValidated | None = model.facts
+    assert facts is not None
+    batch_max = max(size.batch_max for size in facts.tasks["decode"])
+    width = max(size.tokens_max for size in facts.tasks["prefill"])
+    tokens_max = max(width, state.limits.prefill_tokens_max)
+    return {
+        "decode": decode_bound_turns(facts.lane_count, batch_max),
+        "short_prefill": prefill_bound_turns(state.limits, tokens_max),
+        "long_prefill": long_prefill_bound_turns(state.limits, tokens_max),
+    }

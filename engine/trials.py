@@ -1,0 +1,99 @@
+"""Golden, warm-up and canary: jobs of nobody, whose numbers are known or thrown away (E25).
+
+A trial is a fixed sequence of the artifact. A run of it takes as many lanes as its batch, in the
+submodels of that batch, all rows with the same tokens; so every lane position of every
+compiled graph is held against the same golden rows. Runs are ordinary jobs: planned, validated,
+submitted and accounted like any other (decision 19). While a model is warming nothing else is
+planned, and its trials run one after the other.
+"""
+
+from laneway.engine.draft import Draft
+from laneway.engine.inputs import RowResult, SubmodelFacts, Trial
+from laneway.engine.loading import fail_load, publish
+from laneway.engine.plan import Plan, PlanRow, takes_rows
+from laneway.engine.queueing import free_buffer
+from laneway.engine.reserving import evict
+from laneway.engine.state import JobState, ModelState, State, TrialRun
+
+
+def choose_trial(state: State, model: ModelState) -> Plan | None:
+    """Return the next job of the trials of a warming model, or None."""
+    assert model.facts is not None
+    for run in model.runs.values():
+        return None if run.job is not None else plan_run(state, model, run)
+    index = model.next_run
+    if index >= len(model.facts.trials):
+        return None
+    trial = model.facts.trials[index]
+    return plan_run(
+        state, model, TrialRun(number=index, trial=index, origin=trial.origin), begin=True
+    )
+
+
+def plan_run(state: State, model: ModelState, run: TrialRun, *, begin: bool = False) -> Plan | None:
+    """Return the next job of a run, or None while its lanes or buffer are not free."""
+    assert model.facts is not None
+    trial = model.facts.trials[run.trial]
+    decoded = run.done_tokens - len(trial.prompt)
+    task = "prefill" if run.done_tokens == 0 else "decode"
+    tokens = trial.prompt if task == "prefill" else trial.forced[decoded : decoded + 1]
+    lanes = tuple(sorted(model.empty_lanes)[: trial.batch]) if begin else run.lanes
+    submodel = submodel_of(model, trial, task, tokens=len(tokens))
+    buffer = None if submodel is None else free_buffer(model, submodel)
+    if buffer is None or len(lanes) < trial.batch:
+        return None
+    rows = tuple(
+        PlanRow(
+            lane=lane,
+            owner=run.number,
+            tokens=tokens,
+            start=run.done_tokens,
+            sampling=None,
+            bind=begin,
+        )
+        for lane in lanes
+    )
+    return Plan(
+        task=task, origin=run.origin, model=model.number, buffer=buffer, rows=rows, trial=run.trial
+    )
+
+
+def submodel_of(model: ModelState, trial: Trial, task: str, *, tokens: int) -> SubmodelFacts | None:
+    """Return the submodel that runs a trial: of its batch, or the next larger that may, or None."""
+    facts = model.facts
+    assert facts is not None
+    for submodel in facts.tasks[task]:
+        if submodel.tokens_max >= tokens and takes_rows(facts, submodel, trial.batch):
+            return submodel
+    return None
+
+
+def judge_trial(draft: Draft, job: JobState, results: tuple[RowResult, ...]) -> None:
+    """Compare golden rows, move the run on, and publish the model after the last one."""
+    model = draft.state.models[job.model]
+    run = model.runs[job.rows[0].owner]
+    assert model.facts is not None
+    if model.state != "warming":
+        end_run(draft, model, run)
+        return
+    for row, result in zip(job.rows, results, strict=True):
+        lane = draft.state.lanes[row.lane]
+        reason = ""
+        if result.verdict not in ("", "equal"):
+            reason = f"golden {run.trial} at position {row.to_tokens - 1}: {result.verdict}"
+        elif lane.state != "ready" or lane.length_tokens != row.to_tokens:
+            reason = f"the KV of trial {run.trial} is in doubt"
+        if reason:
+            fail_load(draft, model, reason)
+            return
+    trial = model.facts.trials[run.trial]
+    if run.done_tokens == len(trial.prompt) + len(trial.forced):
+        end_run(draft, model, run)
+        if model.next_run == len(model.facts.trials):
+            publish(draft, model)
+
+
+def end_run(draft: Draft, model: ModelState, run: TrialRun) -> None:
+    """Give the lanes of a run back, unless a job still names them or they are unknown (E19)."""
+    if all(draft.state.lanes[number].state == "ready" for number in run.lanes):
+        evict(draft, run.lanes)
