@@ -10,12 +10,10 @@ Source: npurt.h (ownership of memory), E1, E4, E9.
 
 import ctypes
 import mmap
+import threading
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-
-GRAVEYARD_BYTES_MAX = 256 << 20
-GRAVEYARD_ITEMS_MAX = 64
 
 
 class Arena:
@@ -80,26 +78,51 @@ class Arena:
             raise
 
 
-class Graveyard:
-    """Keeps arenas that the device may still write to until the process ends (E9)."""
+class Account:
+    """How much memory is kept for good, over all devices that share it; thread-safe."""
 
     def __init__(self) -> None:
+        self._changed = threading.Lock()
+        self._items = 0
+        self._bytes = 0
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Items and bytes kept so far; neither ever falls."""
+        with self._changed:
+            return self._items, self._bytes
+
+    def add(self, byte_count: int) -> None:
+        """Count one more item."""
+        with self._changed:
+            self._items += 1
+            self._bytes += byte_count
+
+
+PROCESS = Account()
+"""What this process keeps. Why state of a module: buried memory outlives device and engine and is
+given back only by the end of the process, and its budget is one for the process (E9)."""
+
+
+class Graveyard:
+    """Keeps arenas that the device may still write to until the process ends (E9).
+
+    ``account``: where they are counted, by default for the process.
+    """
+
+    def __init__(self, account: Account | None = None) -> None:
+        self.account = PROCESS if account is None else account
         self._buried: list[tuple[Arena, str]] = []
 
     @property
     def item_count(self) -> int:
-        """The number of arenas kept."""
+        """The number of arenas kept here."""
         return len(self._buried)
 
     @property
     def byte_count(self) -> int:
-        """The bytes kept."""
+        """The bytes kept here."""
         return sum(arena.byte_count for arena, _ in self._buried)
-
-    @property
-    def over_budget(self) -> bool:
-        """Whether more is kept than one process should (256 MiB or 64 items)."""
-        return self.item_count > GRAVEYARD_ITEMS_MAX or self.byte_count > GRAVEYARD_BYTES_MAX
 
     def bury(self, arena: Arena, reason: str) -> None:
         """Keep an arena's memory mapped for good.
@@ -111,3 +134,4 @@ class Graveyard:
             return
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(arena.mapping))
         self._buried.append((arena, reason))
+        self.account.add(arena.byte_count)

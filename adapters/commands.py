@@ -9,6 +9,7 @@ never overtakes it here.
 """
 
 import ctypes
+import logging
 from collections.abc import Callable, MutableMapping
 
 from laneway.adapters import npurt
@@ -16,7 +17,7 @@ from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Answer
 from laneway.adapters.buffers import Buffer, bury_buffer, create_buffer, destroy_buffer
 from laneway.adapters.calls import DeviceCalls
-from laneway.adapters.facts import read_health
+from laneway.adapters.facts import read_counters, read_health
 from laneway.adapters.loaded import Generation, LoadedModel
 from laneway.adapters.waiting import Flight, Waiting
 from laneway.engine.clock import Clock
@@ -25,6 +26,7 @@ from laneway.engine.effects import (
     ConfigureModel,
     KvOperation,
     PublishModel,
+    ReadCounters,
     ReleaseModel,
     RestoreBuffer,
     SubmitJob,
@@ -33,6 +35,7 @@ from laneway.engine.errors import DeviceError, InternalError
 from laneway.engine.inputs import (
     BufferRestored,
     ConfigureFailed,
+    CountersRead,
     DeviceFaulted,
     Input,
     KvApplied,
@@ -46,6 +49,7 @@ from laneway.engine.inputs import (
     SubmitRefused,
 )
 
+LOG = logging.getLogger("laneway.adapters.commands")
 EXCLUSIVE_TIMEOUT_S = 10.0
 _ENDED = npurt.TERMINAL | npurt.QUIESCENT
 
@@ -71,7 +75,6 @@ class Commands:
         self._graveyard = graveyard
         self._chips = chips
         self._post = post
-        self._never_bound: set[int] = set()
 
     # -------------------------------------------------------------------------- jobs
 
@@ -186,43 +189,17 @@ class Commands:
         self, model: LoadedModel, operations: tuple[KvOperation, ...], *, job: int | None
     ) -> KvApplyFailed | None:
         """Apply a list once. Return what failed, or None."""
-        operations = self._without_needless(model, operations)
-        if not operations:
-            return None
         array = model.device_operations(operations)
         bad = ctypes.c_uint32(0)
         answer = self._calls.library.attempt(
             "npurt_kv_apply",
             *(model.bank, array, ctypes.sizeof(npurt.KvOp), len(array), ctypes.byref(bad)),
         )
-        reserved = {model.lane_index(op.lane) for op in operations if op.verb == "RESERVE"}
         if answer.ok:
             model.note_applied(array)
-            self._never_bound -= reserved
             return None
-        if answer.code != npurt.Code.KV_UNKNOWN:
-            self._never_bound |= reserved - set(model.lane_tags)
         blamed = operations[min(bad.value, len(operations) - 1)]
         return _kv_failure(blamed, job, answer.code, reason=answer.reason)
-
-    def _without_needless(
-        self, model: LoadedModel, operations: tuple[KvOperation, ...]
-    ) -> tuple[KvOperation, ...]:
-        """Leave out each RELEASE of a lane of which no RESERVE was ever applied.
-
-        Why: such a lane had an owner in the engine and none in the bank, and a bank may call its
-        release a mistake; the lane would then be in doubt for nothing (row 19).
-        """
-        if not self._never_bound:
-            return operations
-        needed = []
-        for operation in operations:
-            lane = model.lane_index(operation.lane)
-            if operation.verb == "RELEASE" and lane in self._never_bound:
-                self._never_bound.remove(lane)
-            else:
-                needed.append(operation)
-        return tuple(needed)
 
     # -------------------------------------------------------------------------- buffers
 
@@ -265,6 +242,17 @@ class Commands:
         self._calls.call("npurt_job_retire", ticket, about=about)
         buffer.ticket = 0
 
+    # -------------------------------------------------------------------------- counters
+
+    def read_counters(self, effect: ReadCounters) -> None:
+        """Read the counters between submits; a device that does not answer tells none (E14)."""
+        try:
+            counters = read_counters(self._calls)
+        except DeviceError as error:
+            LOG.warning("the counters cannot be read: %s", error)
+            counters = ()
+        self._post(CountersRead(asked=effect.asked, counters=counters))
+
     # -------------------------------------------------------------------------- models
 
     def configure(self, effect: ConfigureModel) -> None:
@@ -300,7 +288,6 @@ class Commands:
                     self._calls, model.calbin, number, parts[plan.submodel]
                 )
         model.lane_tags.clear()
-        self._never_bound.clear()
         model.current = Generation(
             epoch=effect.epoch,
             generation=effect.generation,
@@ -324,17 +311,22 @@ class Commands:
             self._calls.call("npurt_sim_arm", about=f"model/{effect.model}")
 
     def release(self, effect: ReleaseModel) -> None:
-        """Give bank, buffers and calbin back; say what memory and health are afterwards (E22)."""
-        model = self._model(effect.model)
+        """Give bank, buffers and calbin back; say what memory and health are afterwards (E22).
+
+        A model whose configuration failed was given back then, and only the figures are read.
+        """
+        model = self._models.get(effect.model)
         try:
             with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):
-                self._give_back(model)
+                if model is not None:
+                    self._give_back(model)
                 health = read_health(self._calls, self._chips)
         except DeviceError as error:
             self._post(ReleaseFailed(model=effect.model, code=error.code, reason=str(error)))
             return
-        self._models.pop(effect.model, None)
-        model.files.close()
+        if model is not None:
+            del self._models[effect.model]
+            model.files.close()
         self._post(
             ModelReleased(
                 model=effect.model,
@@ -346,10 +338,13 @@ class Commands:
     def _give_back(self, model: LoadedModel) -> None:
         """Destroy buffers, bank and calbin, in that order.
 
+        A quarantined buffer whose job is terminal and quiescent is retired first: its memory is
+        given back, never used again. One that is not quiescent stays and is buried (E9).
         Raises: DeviceError at the first that is not given back.
         """
         about = f"model/{model.number}"
         for number in list(model.buffers):
+            self._retire_if_ended(model.buffers[number])
             destroy_buffer(self._calls, model.buffers[number], self._graveyard)
             del model.buffers[number]
         if model.bank is not None:
@@ -357,6 +352,14 @@ class Commands:
             model.bank = None
         model.current = None
         self._calls.library.call("npurt_calbin_release", model.calbin, about=about)
+
+    def _retire_if_ended(self, buffer: Buffer) -> None:
+        if not buffer.ticket:
+            return
+        state = npurt.JobState()
+        answer = self._calls.attempt("npurt_job_poll", buffer.ticket, ctypes.byref(state))
+        if answer.ok and state.h.flags & _ENDED == _ENDED:
+            self._calls.attempt("npurt_job_retire", buffer.ticket)
 
     def _undo(self, model: LoadedModel) -> str:
         """Give back what a failed configuration left; return what could not be, for the reason."""

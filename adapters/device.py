@@ -44,6 +44,7 @@ from laneway.engine.effects import (
     DeviceEffect,
     ProbeHealth,
     PublishModel,
+    ReadCounters,
     ReleaseModel,
     RestoreBuffer,
     SubmitJob,
@@ -56,6 +57,7 @@ from laneway.engine.inputs import (
     DeviceFaulted,
     HealthProbed,
     Input,
+    MemoryBuried,
 )
 from laneway.engine.ports import TextPort
 
@@ -128,6 +130,8 @@ class NpurtDevice:
         self._wait_thread: threading.Thread | None = None
         self._stopping = False
         self._threads = False
+        self._telling = threading.Lock()
+        self._told_buried = (0, 0)
 
     @property
     def clock(self) -> Clock:
@@ -162,6 +166,7 @@ class NpurtDevice:
             raise UsageError(f"{self.url} is in use already: one device object serves one engine")
         self._post = post
         self._threads = threads
+        self._tell_buried()
         chips = self._described.chip_indices
         self._waiting = Waiting(self.calls, self._clock, chips=chips, post=post)
         self._commands = Commands(
@@ -288,6 +293,16 @@ class NpurtDevice:
             self._handle(effect)
         except Exception as error:
             self._report(type(effect).__name__, getattr(effect, "job", None), effect, error)
+        self._tell_buried()
+
+    def _tell_buried(self) -> None:
+        """Tell how much memory the process keeps for good, if that has grown (E9)."""
+        with self._telling:
+            totals = self.graveyard.account.totals
+            if totals == self._told_buried:
+                return
+            self._told_buried = totals
+            self._answer(MemoryBuried(item_count=totals[0], byte_count=totals[1]))
 
     def _handle(self, effect: DeviceEffect) -> None:
         if self.calls.closed and not isinstance(effect, CloseDevice):
@@ -308,6 +323,8 @@ class NpurtDevice:
                 self._commands.publish(effect)
             case ReleaseModel():
                 self._commands.release(effect)
+            case ReadCounters():
+                self._commands.read_counters(effect)
             case ProbeHealth():
                 self._probe_health()
             case CloseDevice():
@@ -345,6 +362,7 @@ class NpurtDevice:
             reason = self._commands.close()
             abandon = bool(reason)
         self._waiting.wake()
+        self._tell_buried()
         self._answer(DeviceClosed(abandoned=abandon, reason=reason))
 
     def _answer(self, posted: Input) -> None:
@@ -375,7 +393,14 @@ class NpurtDevice:
     # ---------------------------------------------------------------------- results
 
     def _collect(self, timeout_ns: int | None) -> bool:
-        """Wait for one result, None: a slice at most; return whether anything was posted.
+        """Wait for one result, None: a slice at most; return whether anything was posted."""
+        posted = self._wait_for_one(timeout_ns)
+        if posted:
+            self._tell_buried()
+        return posted
+
+    def _wait_for_one(self, timeout_ns: int | None) -> bool:
+        """Wait for one result.
 
         Why everything in flight is given up after a failure: what is not understood now will not
         be understood in the next slice, and each job must still get one ending.

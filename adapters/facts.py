@@ -61,6 +61,7 @@ def read_device(calls: DeviceCalls, *, url: str, index: int) -> Described:
         inflight_max=_inflight_max(capabilities),
         chips=read_chips(calls, chips),
         capabilities=capabilities,
+        counters=read_counters(calls),
     )
     return Described(facts, chips)
 
@@ -79,8 +80,6 @@ def read_health(calls: DeviceCalls, chips: tuple[int, ...]) -> HealthFacts:
     """Read health, memory and counters as they are now. Raises: DeviceError."""
     health = npurt.Health()
     calls.call("npurt_device_health", ctypes.byref(health))
-    counters = npurt.Counters()
-    calls.call("npurt_device_counters", ctypes.byref(counters))
     return HealthFacts(
         state=npurt.HEALTH_STATES.get(health.state, "unknown"),
         device_epoch=health.device_epoch,
@@ -89,8 +88,15 @@ def read_health(calls: DeviceCalls, chips: tuple[int, ...]) -> HealthFacts:
         observed_ns=health.observed_ns,
         last_progress_ns=health.last_progress_ns,
         used_bytes=tuple(chip.used_bytes for chip in read_chips(calls, chips)),
-        counters=tuple(_name_counters(counters)),
+        counters=read_counters(calls),
     )
+
+
+def read_counters(calls: DeviceCalls) -> tuple[tuple[str, int], ...]:
+    """Read those counters that the device says are valid. Raises: DeviceError."""
+    counters = npurt.Counters()
+    calls.call("npurt_device_counters", ctypes.byref(counters))
+    return tuple(_name_counters(counters))
 
 
 def read_times(times: npurt.Times, *, postprocess_ns: int = 0) -> JobTimes:

@@ -8,8 +8,9 @@ journal as an input without events (I5).
 from laneway.engine.draft import Draft
 from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
-from laneway.engine.faulting import absolve, fault_job, lose_device
+from laneway.engine.faulting import absolve, fault_job, judge_rest, lose_device
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
+from laneway.engine.loading import fail_load
 from laneway.engine.reserving import evict_if_idle, suspect
 from laneway.engine.state import JobRow, JobState, is_end_token
 from laneway.engine.submitting import mark_submitted
@@ -26,10 +27,12 @@ def complete(draft: Draft, taken: Completed) -> None:
     elif job.ticket != taken.ticket:
         return  # another submission's answer: nothing of this job is known by it (E8)
     numeric = any(result.fault == "numeric" for result in taken.rows)
-    if job.state == "uncertain" or numeric:
-        reason = "abnormal numbers" if numeric else "done after a doubtful submit"
-        fault_job(draft, job, "numeric" if numeric else "doubtful", reason)
-        lose_device(draft, f"job/{job.number}: {reason}")
+    if numeric:
+        fault_job(draft, job, "numeric", "abnormal numbers")
+        lose_device(draft, f"job/{job.number}: abnormal numbers")
+        return
+    if job.state == "uncertain":
+        _end_doubtful(draft, job)
         return
     _account(draft, job, taken)
     absolve(draft, job)
@@ -42,6 +45,24 @@ def complete(draft: Draft, taken: Completed) -> None:
             decoding.append(row.owner)
     if decoding:
         draft.emit("request", decoding, "decode", generation=job.generation)
+    if taken.kv_effect in ("partial", "unknown"):
+        model = draft.state.models[job.model]
+        judge_rest(draft, model, f"job/{job.number}: kv effect {taken.kv_effect}")
+
+
+def _end_doubtful(draft: Draft, job: JobState) -> None:
+    """End a job whose submit was in doubt and that did run: nothing of it is believed (row 4).
+
+    The device did answer, so it goes on; the job's buffer stays quarantined, its lanes are unknown,
+    and what it was for fails with one error.
+    """
+    reason = f"job/{job.number}: done after a doubtful submit"
+    fault_job(draft, job, "doubtful", reason)
+    absolve(draft, job)
+    model = draft.state.models[job.model]
+    if job.origin != "request" and model.state == "warming":
+        fail_load(draft, model, reason)
+    judge_rest(draft, model, reason)
 
 
 def _account(draft: Draft, job: JobState, taken: Completed) -> None:

@@ -13,6 +13,7 @@ from laneway.engine import (
     admission,
     closing,
     completing,
+    counting,
     ending,
     faulting,
     loading,
@@ -30,6 +31,7 @@ from laneway.engine.inputs import (
     CloseRequested,
     Completed,
     ConfigureFailed,
+    CountersRead,
     DeviceClosed,
     DeviceFaulted,
     EngineStarted,
@@ -41,6 +43,7 @@ from laneway.engine.inputs import (
     KvApplied,
     KvApplyFailed,
     LoadRequested,
+    MemoryBuried,
     ModelConfigured,
     ModelReleased,
     ReleaseFailed,
@@ -71,11 +74,12 @@ def decide(state: State, taken: Input, at_ns: int) -> Decision:
 def settle(draft: Draft) -> None:
     """Let every decision end the same way.
 
-    Release what is idle, close if all is done, plan the next job.
+    Release what is idle, close if all is done, plan the next job, compare counters when it is due.
     """
     unloading.unload_if_idle(draft)
     closing.shut_if_idle(draft)
     plan(draft)
+    counting.ask_if_due(draft)
 
 
 def _dispatch(draft: Draft, taken: Input) -> None:
@@ -86,6 +90,7 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             ending.cancel(draft, taken)
         case TimePassed():
             ending.expire(draft)
+            unloading.reread(draft)
         case SubmitAccepted():
             submitting.accept(draft, taken)
         case SubmitRefused():
@@ -108,6 +113,11 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             faulting.stall(draft, taken)
         case HealthProbed():
             faulting.probed(draft, taken)
+            unloading.judge_reread(draft, taken)
+        case CountersRead():
+            counting.compare(draft, taken)
+        case MemoryBuried():
+            faulting.buried(draft, taken)
         case LoadRequested():
             loading.load(draft, taken)
         case ArtifactValidated():

@@ -163,6 +163,16 @@ class ProbeHealth:
 
 
 @attrs.frozen(kw_only=True)
+class ReadCounters:
+    """Read the device's counters between submits. Answer: CountersRead, which quotes ``asked``.
+
+    ``asked`` is what the engine counts now: submitted, finished, failed, aborted.
+    """
+
+    asked: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
 class CloseDevice:
     """Close the device; ``abandon``: make no call that could hang on a wedged device (D13).
 
@@ -213,6 +223,7 @@ DeviceEffect = (
     | PublishModel
     | ReleaseModel
     | ProbeHealth
+    | ReadCounters
     | CloseDevice
 )
 ClientEffect = Deliver | Conclude

@@ -8,7 +8,8 @@ from laneway.engine.evolve_jobs import evolve_job
 from laneway.engine.evolve_lanes import evolve_lane
 from laneway.engine.evolve_models import evolve_model
 from laneway.engine.evolve_requests import evolve_request
-from laneway.engine.inputs import CloseRequested, EngineStarted, Input
+from laneway.engine.inputs import CloseRequested, CountersRead, EngineStarted, Input
+from laneway.engine.ledger import difference
 from laneway.engine.ports import Step
 from laneway.engine.state import DeviceState, State, state_of
 from laneway.statemachines import MACHINES, Event, entity_name
@@ -37,6 +38,10 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         state.closing = False
     elif isinstance(taken, CloseRequested):
         state.closing = True
+    elif isinstance(taken, CountersRead):
+        device = state.device
+        differs = bool(difference(state, taken))
+        device.counter_differences = device.counter_differences + 1 if differs else 0
 
 
 def evolve(state: State, event: Event, taken: Input) -> None:
@@ -75,10 +80,15 @@ def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
 def _evolve_device(state: State, event: Event, taken: Input) -> None:
     device = state.device
     device.state = event.dest
+    if event.trigger == "distrust":
+        device.counters_trusted = False
+        device.ceiling_reason = f"the counters of the device are wrong: {event.data['counters']}"
+        return
     device.reason = event.data.get("reason", "")
     if event.trigger == "lose":
         for model in state.models.values():
-            model.releasing = False  # nobody will answer any more
+            model.releasing = model.rereading = False  # nobody will answer any more
+            model.reread_ns = 0
     if event.trigger == "open":
         assert isinstance(taken, EngineStarted)
         state.device = DeviceState(

@@ -2,10 +2,11 @@
 
 from laneway.engine.errors import InternalError
 from laneway.engine.evolve_requests import drop_passed
-from laneway.engine.inputs import Completed, Input, RowResult
+from laneway.engine.inputs import Completed, DeviceFaulted, Input, RowResult
 from laneway.engine.state import (
     JobRow,
     JobState,
+    Ledger,
     RequestState,
     State,
     TrialRun,
@@ -26,12 +27,15 @@ def evolve_job(state: State, event: Event, taken: Input) -> None:
         job.state = event.dest
         if event.trigger in ("submit", "doubt"):
             job.ticket = event.data["ticket"]
+            state.device.ledger.submitted += 1
             state.device.refusals_in_a_row = 0
             state.device.backoff_tries = 0
         elif event.trigger == "refuse":
             _count_refusal(state, event.data["cause"])
         if event.dest in MACHINES["job"].final:
             del state.jobs[number]
+            if event.source != "planned":
+                _count_end(state.device.ledger, number, taken)
             _leave_job(state, job, event, taken)
 
 
@@ -97,6 +101,18 @@ def _count_refusal(state: State, cause: str) -> None:
     wait_ns = min(limits.backoff_first_ns << min(device.backoff_tries, 20), limits.backoff_last_ns)
     device.backoff_tries += 1
     device.backoff_until_ns = state.now_ns + wait_ns
+
+
+def _count_end(ledger: Ledger, number: int, taken: Input) -> None:
+    """Count the end of a job that the device had, as the device told it (E14)."""
+    if isinstance(taken, Completed) and taken.job == number:
+        ledger.finished += 1
+    elif not isinstance(taken, DeviceFaulted) or taken.job != number:
+        ledger.given_up += 1
+    elif taken.kind == "aborted":
+        ledger.aborted += 1
+    else:
+        ledger.failed += 1
 
 
 def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:

@@ -72,11 +72,14 @@ def _reserve(lane: LaneState, event: Event, index: int) -> None:
 def _commit(lane: LaneState, event: Event, index: int) -> None:
     lane.due = (kv_operation("COMMIT", lane),)
     lane.length_tokens = lane.reserved_tokens
+    lane.on_device = True
     _end_reservation(lane)
 
 
 def _rollback(lane: LaneState, event: Event, index: int) -> None:
-    lane.due = (kv_operation("ROLLBACK", lane),) if event.data["applied"] else lane.carried
+    applied = event.data["applied"]
+    lane.due = (kv_operation("ROLLBACK", lane),) if applied else lane.carried
+    lane.on_device = lane.on_device or applied
     _end_reservation(lane)
 
 
@@ -91,6 +94,7 @@ def _forget_owner(lane: LaneState, event: Event, index: int) -> None:
     lane.owner = None
     lane.length_tokens = 0
     lane.due = ()
+    lane.on_device = False
     _end_reservation(lane)
 
 

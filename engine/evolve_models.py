@@ -22,10 +22,14 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
     model.state = event.dest
     model.reason = event.data.get("reason", model.reason)
     model.releasing = event.data.get("release", False)
+    model.reread_ns = event.data.get("reread_ns", 0)
+    model.rereading = event.trigger == "reread"
     if event.trigger == "accept":
         _accept(state, model, event, taken)
     elif event.trigger == "configure":
         _configure(state, model, event, taken)
+    elif event.trigger == "retry":
+        model.configure_failures += 1
     elif event.trigger == "publish":
         state.aliases[model.alias] = number
     elif event.dest == "unloaded":

@@ -364,7 +364,7 @@ OF_THE_ENGINE: tuple[_Spec, ...] = (
     _Spec(
         "device_jobs",
         "gauge",
-        "Job counters of the device as it last told them, at a fault or a probe.",
+        "Job counters of the device as it last told them: compared, at a fault or a probe.",
         ("counter",),
         _counts_of("device_jobs"),
     ),

@@ -7,14 +7,29 @@ The reset budget is 0: there is no reset, so the first fault that puts the devic
 quarantined, every lane that held something is unknown, every client is told once, readiness is
 false, nothing is submitted any more. A suspected hang only stops submissions until it is confirmed
 or the job turns out to be slow (E16).
+
+Less than that costs less: where the device answered for certain and only one job's memory or lane
+is in doubt, that buffer stays quarantined, that lane unknown, and the device goes on `degraded`
+until the model is unloaded (rows 4 and 20, G12). When too little is left to serve with (more than a
+quarter of the lanes unknown, or a submodel without a buffer) only a reset would help, and the
+device is lost.
 """
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth
 from laneway.engine.ending import fail
-from laneway.engine.inputs import DeviceFaulted, HealthProbed, JobStalled, RestoreFailed
+from laneway.engine.inputs import (
+    DeviceFaulted,
+    HealthProbed,
+    JobStalled,
+    MemoryBuried,
+    RestoreFailed,
+)
 from laneway.engine.reserving import suspect as suspect_lanes
-from laneway.engine.state import JobState
+from laneway.engine.state import JobState, ModelState, State
+
+UNKNOWN_LANES_MAX_SHARE = 0.25
+"""Row 20 of the ladder: more unknown lanes than this share is a matter of the generation."""
 
 USABLE = ("serving", "degraded", "draining")
 SICK = ("unhealthy", "wedged", "lost")
@@ -95,12 +110,78 @@ def restore_failed(draft: Draft, taken: RestoreFailed) -> None:
     lose_device(draft, f"buffer/{buffer.number} could not be restored: {taken.reason}")
 
 
+def buried(draft: Draft, taken: MemoryBuried) -> None:
+    """Give the device up when the process keeps more memory for good than it may (E9).
+
+    Only the end of the process gives that memory back, so no other device of it helps.
+    """
+    limits = draft.state.limits
+    items, kept = taken.item_count, taken.byte_count
+    if items <= limits.buried_items_max and kept <= limits.buried_bytes_max:
+        return
+    lose_device(
+        draft,
+        f"{items} buffers with {kept} bytes are kept for good, since the device may still write to"
+        f" them; a process may keep {limits.buried_items_max} and {limits.buried_bytes_max} bytes:"
+        " restart the process",
+    )
+
+
 def absolve(draft: Draft, job: JobState) -> None:
     """Let a suspect device go on, now that the job it was suspected for has its answer (E16)."""
     if draft.state.device.state == "suspect":
         draft.device("absolve", data={"job": job.number})
         if draft.state.closing:
             draft.device("drain")
+        elif any(_in_doubt(draft.state)):
+            degrade(draft, "it was degraded before it was suspected")
+
+
+def judge_rest(draft: Draft, model: ModelState, reason: str) -> None:
+    """Go on degraded with what is left of a model's lanes and buffers, or give the device up.
+
+    Source: G12, row 20. A model that is being given back needs nothing any more.
+    """
+    if model.state not in ("warming", "ready", "draining"):
+        return
+    short = _too_little_left(draft.state, model)
+    if short:
+        lose_device(draft, f"{short}: {reason}")
+    else:
+        degrade(draft, reason)
+
+
+def _too_little_left(state: State, model: ModelState) -> str:
+    """Return what a model is too short of to be served without a reset, or ""."""
+    lanes = [lane for lane in state.lanes.values() if lane.model == model.number]
+    unknown = sum(lane.state == "unknown" for lane in lanes)
+    if unknown > UNKNOWN_LANES_MAX_SHARE * len(lanes):
+        return f"KV of {unknown} of {len(lanes)} lanes is in doubt"
+    for plan in model.buffers:
+        numbers = range(plan.first, plan.first + plan.count)
+        if all(state.buffers[number].state == "quarantined" for number in numbers):
+            return f"all {plan.count} buffers of {plan.submodel} are quarantined"
+    return ""
+
+
+def _in_doubt(state: State) -> tuple[bool, bool]:
+    """Return whether a lane is unknown, and whether a buffer is quarantined."""
+    return (
+        any(lane.state == "unknown" for lane in state.lanes.values()),
+        any(buffer.state == "quarantined" for buffer in state.buffers.values()),
+    )
+
+
+def degrade(draft: Draft, reason: str) -> None:
+    """Let the device go on with one job at a time while something of it is in doubt (G12)."""
+    if draft.state.device.state == "serving":
+        draft.device("degrade", data={"reason": reason})
+
+
+def requalify(draft: Draft) -> None:
+    """Let the device serve fully again once nothing of it is in doubt (G12)."""
+    if draft.state.device.state == "degraded" and not any(_in_doubt(draft.state)):
+        draft.device("requalify")
 
 
 def suspect(draft: Draft, reason: str) -> None:

@@ -45,9 +45,10 @@ class DeviceFacts:
     chips: tuple[ChipFacts, ...]
     capabilities: tuple[tuple[str, int, int, int, int], ...] = ()
     """(name, support, evidence, source, value) as in npurt_cap."""
-
     chunked_prefill: bool = False
     """Whether a prompt may be run in parts, where the submodel takes them (R5.5)."""
+    counters: tuple[tuple[str, int], ...] = ()
+    """What its counters said when it was opened; those it does not tell are left out."""
 
 
 @attrs.frozen(kw_only=True)
@@ -434,6 +435,29 @@ class RestoreFailed:
 
 
 @attrs.frozen(kw_only=True)
+class CountersRead:
+    """The device's counters by name (E14); those it does not tell are left out.
+
+    They were read after everything asked for before, and before any later submit. ``asked`` is what
+    the engine counted when it asked.
+    """
+
+    asked: tuple[int, ...]
+    counters: tuple[tuple[str, int], ...]
+
+
+@attrs.frozen(kw_only=True)
+class MemoryBuried:
+    """Host memory is kept for good, because a device may still write to it (E9).
+
+    The counts are those of the whole process, of devices before this one too.
+    """
+
+    item_count: int
+    byte_count: int
+
+
+@attrs.frozen(kw_only=True)
 class CloseRequested:
     """Close the engine.
 
@@ -477,6 +501,8 @@ Input = (
     | HealthProbed
     | BufferRestored
     | RestoreFailed
+    | CountersRead
+    | MemoryBuried
     | CloseRequested
     | DeviceClosed
 )

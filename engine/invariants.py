@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import attrs
 
 from laneway.engine.errors import InvariantError
+from laneway.engine.ledger import check_ledger
 from laneway.engine.state import BufferState, JobState, LaneState, RequestState, State
 
 IN_FLIGHT = {
@@ -240,6 +241,7 @@ def check_jobs(state: State) -> None:
         verified = facts.inflight_max if facts is not None else 0
         ceiling = min(state.limits.inflight_jobs_max, verified)
         hold(len(state.jobs) <= ceiling, "I6", f"{len(state.jobs)} in flight, at most {ceiling}")
+    check_ledger(state)
     for number, job in state.jobs.items():
         name = f"job/{number} ({job.state})"
         live = number == job.number and job.state in IN_FLIGHT

@@ -43,7 +43,8 @@ class Limits:
     ``priority_step_tokens`` of service.
 
     Source: R5.3 (in-flight), R6.3 (rows), R5.4, R5.5 and E13 (queues), R7.2 and R14.1 (admission),
-    E16 (hang rule), 9.2 rows 2, 3, 13, 19 (retries), E22 (memory).
+    E16 (hang rule), 9.2 rows 2, 3, 13, 17, 19 (retries), E22 (memory), E9 (memory kept for
+    good, per process).
     """
 
     inflight_jobs_max: int = _limit(2)
@@ -64,7 +65,7 @@ class Limits:
     buffers_per_submodel: int = _limit(3)
     submit_retries_max: int = _limit(1, 0)
     submit_refusals_in_a_row_max: int = _limit(3)
-    kv_retries_max: int = _limit(3, 0)
+    kv_retries_max: int = _limit(2, 0)
     backoff_first_ns: int = _limit(5 * MS)
     backoff_last_ns: int = _limit(200 * MS)
     backoff_tries_max: int = _limit(20)
@@ -74,3 +75,7 @@ class Limits:
     unload_tolerance_bytes: int = _limit(64 * MIB, 0)
     configure_timeout_ns: int = _limit(120 * SECOND)
     retry_after_ns: int = _limit(1 * SECOND)
+    unload_reread_ns: int = _limit(5 * SECOND)
+    configure_retries_max: int = _limit(1, 0)
+    buried_items_max: int = _limit(64)
+    buried_bytes_max: int = _limit(256 * MIB)

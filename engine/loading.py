@@ -146,10 +146,22 @@ def configured(draft: Draft, taken: ModelConfigured) -> None:
 
 
 def configure_failed(draft: Draft, taken: ConfigureFailed) -> None:
-    """End a load that the device refused (row 17)."""
+    """Try a configuration that the device refused once more, then end the load (row 17).
+
+    What it took was given back before this was said, the artifact with it: the second try begins at
+    validating.
+    """
     model = draft.state.models.get(taken.model)
-    if model is not None and model.state == "configuring":
-        fail_load(draft, model, f"configure failed with {taken.code:#06x}: {taken.reason}")
+    if model is None or model.state != "configuring":
+        return
+    reason = f"configure failed with {taken.code:#06x}: {taken.reason}"
+    limits = draft.state.limits
+    if model.configure_failures >= limits.configure_retries_max or draft.state.closing:
+        fail_load(draft, model, reason)
+        return
+    data = {"reason": reason}
+    draft.emit("model", model.number, "retry", generation=model.generation, data=data)
+    draft.ask(ValidateArtifact(model=model.number, source=model.source))
 
 
 def publish(draft: Draft, model: ModelState) -> None:

@@ -21,6 +21,7 @@ from laneway.engine.distribution import MILLIONTHS
 from laneway.engine.inputs import (
     ArtifactValidated,
     Completed,
+    CountersRead,
     DeviceFacts,
     DeviceFaulted,
     EngineStarted,
@@ -115,6 +116,9 @@ class Metrics:
         if taken.stage != "suspect" and taken.job in self.jobs:
             self.exceptions["hang"] += 1
 
+    def _read(self, taken: CountersRead) -> None:
+        self._take_counters(taken.counters)
+
     def _probe(self, taken: HealthProbed) -> None:
         self._take_health(taken.health)
 
@@ -123,7 +127,11 @@ class Metrics:
 
     def _take_health(self, health: HealthFacts | None) -> None:
         if health is not None:
-            told = dict(health.counters)
+            self._take_counters(health.counters)
+
+    def _take_counters(self, counters: tuple[tuple[str, int], ...]) -> None:
+        if counters:
+            told = dict(counters)
             self.device_jobs = {n: told[n] for n in DEVICE_JOB_COUNTERS if n in told}
 
     # ------------------------------------------------------------------ requests
@@ -276,6 +284,7 @@ _INPUTS: dict[type, Callable[[Metrics, Any], None]] = {
     EngineStarted: Metrics._start,
     JobStalled: Metrics._stall,
     HealthProbed: Metrics._probe,
+    CountersRead: Metrics._read,
     InboxOverflowed: Metrics._overflow,
 }
 _HANDLERS: dict[str, Callable[[Metrics, Event, Step], None]] = {

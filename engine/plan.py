@@ -44,12 +44,13 @@ class Plan:
 def inflight_ceiling(state: State) -> int:
     """Return how many jobs may be in flight now.
 
-    Policy, and what of the device is verified; 1 on a degraded device (R5.3, E11, G12, G19).
+    Policy, and what of the device is verified; 1 on a degraded device and one whose word is not
+    believed (R5.3, E11, E14, G12, G19).
     """
     facts = state.device.facts
     if facts is None or state.device.state not in USABLE:
         return 0
-    if state.device.state == "degraded":
+    if state.device.state == "degraded" or state.device.ceiling_reason:
         return 1
     return min(state.limits.inflight_jobs_max, facts.inflight_max)
 

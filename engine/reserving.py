@@ -39,10 +39,17 @@ def evict_if_idle(draft: Draft, number: int) -> None:
 
 
 def evict(draft: Draft, numbers: tuple[int, ...]) -> None:
-    """Give ready lanes of one model back; the device is told at once, in one list."""
+    """Give ready lanes of one model back; the device is told at once, in one list.
+
+    The bank is asked for a RELEASE only if a RESERVE of this binding was ever applied: otherwise
+    the lane has an owner here and none there, and a bank may call the release of what it does not
+    hold a mistake, which would put the lane in doubt for nothing (row 19).
+    """
     lanes = [draft.state.lanes[number] for number in numbers]
     operations: list[KvOperation] = []
     for lane in lanes:
+        if not lane.on_device:
+            continue
         operations.extend(lane.due)
         operations.append(
             KvOperation(
@@ -55,6 +62,8 @@ def evict(draft: Draft, numbers: tuple[int, ...]) -> None:
         )
     generation = lanes[0].generation
     draft.emit("lane", numbers, "evict", generation=generation)
+    if not operations:
+        return
     draft.ask(
         ApplyKv(
             model=lanes[0].model,

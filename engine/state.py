@@ -112,7 +112,8 @@ class LaneState:
 
     ``due`` are operations that the next list sent for this lane must begin with (decision 20);
     ``carried`` are those that the list of the present reservation began with, due again if that
-    list was not applied.
+    list was not applied. ``on_device``: a RESERVE of this binding was applied, so the bank knows of
+    it and must be told of its end.
     """
 
     number: int
@@ -126,6 +127,7 @@ class LaneState:
     job: int | None = None
     due: tuple[KvOperation, ...] = ()
     carried: tuple[KvOperation, ...] = ()
+    on_device: bool = False
 
 
 @attrs.define
@@ -147,7 +149,11 @@ class TrialRun:
 
 @attrs.define
 class ModelState:
-    """One load of one artifact that is not unloaded."""
+    """One load of one artifact that is not unloaded.
+
+    ``releasing``: the device is giving it back and has not said how that ended. ``reread_ns``: when
+    its memory is to be read once more, 0 for never; ``rereading``: that reading decides.
+    """
 
     number: int
     state: str
@@ -171,11 +177,32 @@ class ModelState:
     used_bytes_before: tuple[int, ...] = ()
     releasing: bool = False
     reason: str = ""
+    configure_failures: int = 0
+    reread_ns: int = 0
+    rereading: bool = False
+
+
+@attrs.define
+class Ledger:
+    """Jobs since the device was opened, by what the device said of them (E14).
+
+    ``given_up`` are those it said nothing of.
+    """
+
+    submitted: int = 0
+    finished: int = 0
+    failed: int = 0
+    aborted: int = 0
+    given_up: int = 0
 
 
 @attrs.define
 class DeviceState:
-    """The device as the engine sees it, and the counts behind its budgets (E28)."""
+    """The device as the engine sees it, and the counts behind its budgets (E28).
+
+    ``counter_differences``: comparisons in a row in which its counters differed from the ledger.
+    ``ceiling_reason``: why only one job may be in flight, "" if more may.
+    """
 
     state: str = "closed"
     incarnation: int = 0
@@ -185,6 +212,10 @@ class DeviceState:
     backoff_tries: int = 0
     backoff_until_ns: int = 0
     reason: str = ""
+    ledger: Ledger = attrs.Factory(Ledger)
+    counter_differences: int = 0
+    counters_trusted: bool = True
+    ceiling_reason: str = ""
 
 
 @attrs.define

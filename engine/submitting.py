@@ -10,7 +10,7 @@ stale epochs and device codes end in the device's end state.
 
 from laneway.engine.draft import Draft
 from laneway.engine.ending import fail
-from laneway.engine.faulting import absolve, lose_device
+from laneway.engine.faulting import absolve, judge_rest, lose_device
 from laneway.engine.inputs import (
     JobProgressed,
     KvApplyFailed,
@@ -25,8 +25,6 @@ from laneway.engine.state import JobState, LaneState, RequestState, TrialRun
 CAPACITY_CLASS = 0x03
 CALLER_CLASS = 0x01
 JOB_CLASS = 0x06
-UNKNOWN_LANES_MAX_SHARE = 0.25
-"""Row 20 of the ladder: more unknown lanes than this share is a matter of the generation."""
 
 
 def accept(draft: Draft, taken: SubmitAccepted) -> None:
@@ -43,7 +41,10 @@ def mark_submitted(draft: Draft, job: JobState, ticket: int) -> None:
 
 
 def doubt(draft: Draft, taken: SubmitDoubtful) -> None:
-    """Treat a submit that may have queued as in flight (row 4): its end quarantines the buffer."""
+    """Treat a submit that may have queued as in flight (row 4): its end quarantines the buffer.
+
+    Without an end by its deadline it is a hang (row 8).
+    """
     job = draft.state.jobs.get(taken.job)
     if job is None or job.state != "planned":
         return
@@ -114,10 +115,7 @@ def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
         return
     if owner is not None:
         fail(draft, owner, "kv_unknown", f"its KV is in doubt: {reason}")
-    of_model = [other for other in state.lanes.values() if other.model == lane.model]
-    unknown = sum(other.state == "unknown" for other in of_model)
-    if unknown > UNKNOWN_LANES_MAX_SHARE * len(of_model):
-        lose_device(draft, f"KV of {unknown} of {len(of_model)} lanes is in doubt: {reason}")
+    judge_rest(draft, model, reason)
 
 
 def _drop_job(draft: Draft, job: JobState, code: int, *, cause: str) -> None:

@@ -1,13 +1,14 @@
 """Unload a model.
 
 Drain, wait until nothing is in flight, release, and believe only the memory figures (R10.3, E22,
-G16).
+G16). Memory that is not back at once is given a while and read once more; that reading is the
+verdict (row 13).
 """
 
 from laneway.engine.draft import Draft
-from laneway.engine.effects import ReleaseModel
-from laneway.engine.faulting import lose_device
-from laneway.engine.inputs import ModelReleased, ReleaseFailed
+from laneway.engine.effects import ProbeHealth, ReleaseModel
+from laneway.engine.faulting import lose_device, requalify
+from laneway.engine.inputs import HealthProbed, ModelReleased, ReleaseFailed
 from laneway.engine.state import ModelState, State
 
 
@@ -28,12 +29,17 @@ def unload_if_idle(draft: Draft) -> None:
 
 
 def is_idle(state: State, model: ModelState) -> bool:
-    """Return whether no request, job, lane or buffer of the model is in use."""
+    """Return whether no request, job, lane or buffer of the model is in use.
+
+    What is quarantined or unknown waits for the end of its generation, which this is (G12).
+    """
     number = model.number
     return (
         not any(request.model == number for request in state.requests.values())
         and not any(job.model == number for job in state.jobs.values())
-        and all(b.state == "free" for b in state.buffers.values() if b.model == number)
+        and all(
+            b.state in ("free", "quarantined") for b in state.buffers.values() if b.model == number
+        )
         and all(
             lane.state in ("empty", "unknown")
             for lane in state.lanes.values()
@@ -43,27 +49,64 @@ def is_idle(state: State, model: ModelState) -> bool:
 
 
 def released(draft: Draft, taken: ModelReleased) -> None:
-    """Take a model as gone only when its memory fell back and the device is well (E22)."""
+    """Take a model as gone only when its memory fell back and the device is well (E22).
+
+    Memory that is not back yet may be on its way: it is read once more before the verdict (row 13).
+    """
     model = draft.state.models.get(taken.model)
-    if model is None or not model.releasing:
+    if model is None or not model.releasing or model.reread_ns or model.rereading:
         return
-    reason = _still_held(draft.state, model, taken)
-    if reason:
-        _release_ended_badly(draft, model, reason)
-    elif model.state == "unloading":
-        draft.emit("model", model.number, "vacate", generation=model.generation)
-    else:
-        draft.emit("model", model.number, "clean", generation=model.generation)
-
-
-def _still_held(state: State, model: ModelState, taken: ModelReleased) -> str:
     if not taken.healthy:
-        return "the device is not healthy after the release"
+        _release_ended_badly(draft, model, "the device is not healthy after the release")
+        return
+    reason = still_held(draft.state, model, taken.used_bytes)
+    if not reason:
+        _take_as_gone(draft, model)
+        return
+    at_ns = draft.state.now_ns + draft.state.limits.unload_reread_ns
+    data = {"release": True, "reason": model.reason, "reread_ns": at_ns, "held": reason}
+    draft.emit("model", model.number, "linger", generation=model.generation, data=data)
+
+
+def reread(draft: Draft) -> None:
+    """Ask the device for its memory once more, for every model whose while is over (row 13)."""
+    for model in list(draft.state.models.values()):
+        if model.reread_ns and model.reread_ns <= draft.state.now_ns:
+            data = {"release": True, "reason": model.reason}
+            draft.emit("model", model.number, "reread", generation=model.generation, data=data)
+            draft.ask(ProbeHealth())
+
+
+def judge_reread(draft: Draft, taken: HealthProbed) -> None:
+    """Let the second reading decide what became of a model (row 13, E22)."""
+    for model in list(draft.state.models.values()):
+        if not model.rereading:
+            continue
+        if taken.health is None:
+            reason = f"no answer when its memory was read again: {taken.reason}"
+        elif taken.health.state != "ok" or taken.health.sticky:
+            reason = f"the device is {taken.health.state} when its memory is read again"
+        else:
+            reason = still_held(draft.state, model, taken.health.used_bytes)
+        if reason:
+            _release_ended_badly(draft, model, reason)
+        else:
+            _take_as_gone(draft, model)
+
+
+def _take_as_gone(draft: Draft, model: ModelState) -> None:
+    trigger = "vacate" if model.state == "unloading" else "clean"
+    draft.emit("model", model.number, trigger, generation=model.generation)
+    requalify(draft)
+
+
+def still_held(state: State, model: ModelState, used_bytes: tuple[int, ...]) -> str:
+    """Return which memory is not back after a release, or ""."""
     tolerance = state.limits.unload_tolerance_bytes
     before = model.used_bytes_before
-    if before and len(before) != len(taken.used_bytes):
-        return f"it tells of {len(taken.used_bytes)} chips, {len(before)} before the load"
-    for chip, (was, now) in enumerate(zip(before, taken.used_bytes, strict=False)):
+    if before and len(before) != len(used_bytes):
+        return f"it tells of {len(used_bytes)} chips, {len(before)} before the load"
+    for chip, (was, now) in enumerate(zip(before, used_bytes, strict=False)):
         if now > was + tolerance:
             return f"chip {chip} holds {now} bytes, {was} before the load"
     return ""

@@ -46,7 +46,7 @@ PROMPT_TOKENS_MAX = 1 << 24
 
 KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
     {
-        "EngineStarted": (1, inputs.EngineStarted),
+        "EngineStarted": (2, inputs.EngineStarted),
         "LoadRequested": (1, inputs.LoadRequested),
         "ArtifactValidated": (1, inputs.ArtifactValidated),
         "ArtifactRefused": (1, inputs.ArtifactRefused),
@@ -71,6 +71,8 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "HealthProbed": (1, inputs.HealthProbed),
         "BufferRestored": (1, inputs.BufferRestored),
         "RestoreFailed": (1, inputs.RestoreFailed),
+        "CountersRead": (1, inputs.CountersRead),
+        "MemoryBuried": (1, inputs.MemoryBuried),
         "CloseRequested": (1, inputs.CloseRequested),
         "DeviceClosed": (1, inputs.DeviceClosed),
     }

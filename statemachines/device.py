@@ -2,8 +2,9 @@
 
 A fault or a suspected hang stops submissions at once (G4, `suspect`). What follows is the ladder's
 decision; with a reset budget of 0 it is `lost` (G7): nothing is submitted any more, readiness is
-false, every client is told. A slow device that turns out to be alive is absolved. A device is
-closed by drain, or by the process that finds it abandoned (G21).
+false, every client is told. A slow device that turns out to be alive is absolved. While a buffer is
+quarantined or a lane unknown the device is `degraded`. A device is closed by drain, or by the
+process that finds it abandoned (G21).
 """
 
 from laneway.statemachines.declare import RECOVERY, Edge, declare
@@ -26,12 +27,37 @@ DEVICE = declare(
     final=(),
     edges=(
         Edge("open", ("closed",), "serving", "starting.start", "R3.2"),
-        Edge("degrade", ("serving",), "degraded", RECOVERY, "R5.3, G12"),
-        Edge("requalify", ("degraded",), "serving", RECOVERY, "R5.3, E11"),
+        Edge(
+            "degrade",
+            ("serving",),
+            "degraded",
+            "faulting.degrade",
+            "R5.3, G12",
+            "a buffer is quarantined or a lane unknown",
+        ),
+        Edge(
+            "requalify",
+            ("degraded",),
+            "serving",
+            "faulting.requalify",
+            "R5.3, G12",
+            "nothing is quarantined or unknown any more",
+        ),
         Edge(
             "suspect", ("serving", "degraded", "draining"), "suspect", "faulting.suspect", "G4, E16"
         ),
         Edge("absolve", ("suspect",), "serving", "faulting.absolve", "E16"),
+        *(
+            Edge(
+                "distrust",
+                (state,),
+                state,
+                "counting.compare",
+                "R5.3, E14",
+                "its counters differed twice in a row: one job in flight from here on",
+            )
+            for state in ("serving", "degraded", "draining")
+        ),
         Edge("drain", ("serving", "degraded"), "draining", "closing.close", "R14.6"),
         Edge("reset", ("suspect",), "resetting", RECOVERY, "R14.7, G2, G4"),
         Edge("recover", ("resetting",), "recovering", RECOVERY, "G5"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from laneway.adapters import arena
 from laneway.journal import MemoryJournal, SqlJournal, open_journal
 from laneway.journal.replay import verify
 
@@ -24,6 +25,12 @@ settings.register_profile(
 )
 settings.register_profile("long", max_examples=2000, deadline=None)
 settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def _own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count memory that is kept for good anew in every test, as in a process of its own (E9)."""
+    monkeypatch.setattr(arena, "PROCESS", arena.Account())
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ CATCHES_ALL = {
     ("adapters/discover.py", "_describe"): "a broken entry point is listed with its error",
     ("adapters/waiting.py", "_complete"): "posted as DeviceFaulted of kind call",
     ("adapters/device.py", "_run"): "posted as DeviceFaulted of kind call",
-    ("adapters/device.py", "_collect"): "posted as DeviceFaulted of kind call",
+    ("adapters/device.py", "_wait_for_one"): "posted as DeviceFaulted of kind call",
 }
 
 # Words with two meanings: none of them names a module.

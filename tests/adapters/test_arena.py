@@ -9,7 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from laneway.adapters.arena import GRAVEYARD_BYTES_MAX, GRAVEYARD_ITEMS_MAX, Arena, Graveyard
+from laneway.adapters import arena as arena_module
+from laneway.adapters.arena import Arena, Graveyard
 
 
 def mapped(address: int) -> bool:
@@ -118,18 +119,15 @@ def test_memory_that_is_not_buried_goes_with_its_arena() -> None:
     assert not mapped(address)
 
 
-def test_the_graveyard_knows_its_budget() -> None:
-    graveyard = Graveyard()
-    for _ in range(GRAVEYARD_ITEMS_MAX):
-        graveyard.bury(Arena(1), "many")
-    assert not graveyard.over_budget
-    graveyard.bury(Arena(1), "one too many")
-    assert graveyard.over_budget
-    large = Graveyard()
-    large.bury(Arena(GRAVEYARD_BYTES_MAX), "large")
-    assert not large.over_budget
-    large.bury(Arena(1), "over")
-    assert large.over_budget
+def test_what_is_buried_is_counted_for_the_whole_process() -> None:
+    """E9: the budget is one for the process, whatever number of devices it had."""
+    before = arena_module.PROCESS.totals
+    for _ in range(3):
+        graveyard = Graveyard()
+        graveyard.bury(Arena(1), "one of each device")
+        assert graveyard.item_count == 1
+    items, byte_count = arena_module.PROCESS.totals
+    assert (items - before[0], byte_count - before[1]) == (3, 3 * mmap.PAGESIZE)
 
 
 def test_the_address_stays_while_other_memory_comes_and_goes() -> None:

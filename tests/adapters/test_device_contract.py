@@ -248,13 +248,21 @@ def test_a_failed_configuration_gives_everything_back(open_driven: Open, calbin:
     assert "9" in failed.reason and "INVALID_ARG (0x0101)" in failed.reason
     health = driven.ask(ProbeHealth(), HealthProbed).health
     assert health is not None and set(health.used_bytes) == {0}
+    released = driven.ask(ReleaseModel(model=1, generation=GENERATION), ModelReleased)
+    assert released.healthy and set(released.used_bytes) == {0}, "nothing is left to give back"
 
 
-def test_release_gives_the_memory_back(driven: DrivenDevice) -> None:
+def test_release_retires_a_quarantined_buffer_that_is_quiescent(driven: DrivenDevice) -> None:
     driven.complete(driven.job("prefill", (row((1, 2, 3)),)))
-    effect = ReleaseModel(model=1, generation=GENERATION)
-    failed = driven.ask(effect, ReleaseFailed)
-    assert "OBJECT_IN_FLIGHT" in failed.reason, "its ticket was not retired"
+    released = driven.ask(ReleaseModel(model=1, generation=GENERATION), ModelReleased)
+    assert released.used_bytes == (0, 0) and released.healthy
+    assert driven.device.graveyard.item_count == 0
+
+
+def test_release_fails_while_a_job_is_not_quiescent(driven: DrivenDevice) -> None:
+    driven.ask(driven.job("prefill", (row((1, 2, 3)),)), SubmitAccepted)
+    failed = driven.ask(ReleaseModel(model=1, generation=GENERATION), ReleaseFailed)
+    assert "OBJECT_IN_FLIGHT" in failed.reason
     assert driven.device.graveyard.item_count == 1
 
 

@@ -1,4 +1,4 @@
-"""Late, doubled, stale, overtaking and doubtful completions (I5, G13, E7, D6)."""
+"""Late, doubled, stale, overtaking and effectless completions (I5, G13, E7, D6)."""
 
 from collections.abc import Callable
 
@@ -147,22 +147,6 @@ def test_a_job_seen_running_completes() -> None:
     rig.run()
     assert len(rig.events("buffer", "run")) == len(seen) > 4
     finish_and_check(rig, ended=[])
-
-
-def test_a_doubtful_submit_is_in_flight_until_it_ends_and_then_costs_the_device() -> None:
-    rig = begin()
-    rig.device.submits.extend([0, "doubt"])
-    rig.device.holding = False
-    rig.run(until=lambda: bool(rig.events("job", "doubt")))
-    (job,) = rig.state.jobs.values()
-    assert job.state == "uncertain" and rig.state.buffers[job.buffer].state == "submitted"
-    submitted = len(rig.device.submitted)
-    rig.run()
-    assert len(rig.device.submitted) == submitted, "nothing more is submitted"
-    assert rig.state.device.state == "lost"
-    assert {b.state for b in rig.state.buffers.values()} <= {"free", "quarantined"}
-    rig.check_answers(ended_early=[one.stream for one in rig.streams])
-    rig.close()
 
 
 def kv_effect(effect: str, job: int) -> Callable[[SubmitJob, Completed], Input]:

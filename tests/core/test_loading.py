@@ -13,6 +13,7 @@ from laneway.engine.inputs import (
     ArtifactValidated,
     ChipFacts,
     ConfigureFailed,
+    Input,
     ModelReleased,
     SubmodelFacts,
     Trial,
@@ -171,18 +172,51 @@ def test_after_a_failed_load_the_next_one_may_follow_at_once() -> None:
     rig.close()
 
 
-def test_a_failed_configure_gives_back_what_it_took() -> None:
+def test_a_failed_configure_is_tried_once_more_and_then_gives_back_what_it_took() -> None:
+    """Row 17: the second failure is a failed load, not a lost device."""
     rig = Rig(load=False)
     rig.device.overrides[ConfigureModel] = lambda effect: ConfigureFailed(
         model=effect.model, code=0x0701, reason="no bank"
     )
     reason = refusal_of(rig)
     assert "0x0701" in reason and "no bank" in reason
-    assert sum(isinstance(e, ReleaseModel) for e in rig.device.executed) == 1
+    asked = [type(e).__name__ for e in rig.device.executed]
+    assert asked == ["ValidateArtifact", "ConfigureModel"] * 2 + ["ReleaseModel"]
     del rig.device.overrides[ConfigureModel]
     rig.engine.load("m", "source")
-    assert rig.state.models[2].generation == 2, "a generation is never used twice"
+    assert rig.state.models[2].generation == 3, "a generation is never used twice"
     rig.close()
+
+
+def test_a_configure_that_fails_once_costs_nobody_the_load() -> None:
+    rig = Rig(load=False)
+    tries: list[int] = []
+
+    def refuse_first(effect: ConfigureModel) -> Input:
+        tries.append(effect.generation)
+        del rig.device.overrides[ConfigureModel]
+        return ConfigureFailed(model=effect.model, code=0x0701, reason="once")
+
+    rig.device.overrides[ConfigureModel] = refuse_first
+    rig.engine.load("m", "source")
+    assert tries == [1] and rig.state.models[1].generation == 2
+    rig.submit([1, 2])
+    rig.run()
+    rig.check_answers()
+    rig.close()
+
+
+def test_a_configure_that_fails_while_the_engine_closes_is_not_tried_again() -> None:
+    rig = Rig(load=False)
+    rig.device.overrides[ConfigureModel] = lambda effect: ConfigureFailed(
+        model=effect.model, code=0x0701, reason="no bank"
+    )
+    rig.ask_load()
+    rig.run(until=lambda: any(isinstance(e, ConfigureModel) for e in rig.device.executed))
+    rig.ask_close(drain=True)
+    rig.run_actions(1)
+    rig.close()
+    assert sum(isinstance(e, ConfigureModel) for e in rig.device.executed) == 1
 
 
 def test_a_failed_load_whose_memory_stays_loses_the_device() -> None:

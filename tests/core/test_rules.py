@@ -13,8 +13,8 @@ from support.rig import Rig
 
 from laneway.engine.inputs import Completed, DeviceFaulted, HealthProbed, JobStalled, RestoreFailed
 
-HARMLESS = (0x0301, 0x0601, 0x0101, "early")
-FATAL = (0x0201, 0x0801, "doubt")
+HARMLESS = (0x0301, 0x0601, 0x0101, "early", "doubt")
+FATAL = (0x0201, 0x0801)
 
 
 class EngineRules(RuleBasedStateMachine):

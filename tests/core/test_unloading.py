@@ -1,12 +1,14 @@
 """Unload a model: drain, release, and believe only the memory figures (R10.3, E22, G16)."""
 
+import attrs
 import pytest
-from support.fake_device import FakeDevice
+from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
 
 from laneway.engine import Limits, ModelError
-from laneway.engine.effects import ReleaseModel
-from laneway.engine.inputs import ModelReleased, ReleaseFailed
+from laneway.engine.effects import ProbeHealth, ReleaseModel
+from laneway.engine.inputs import HealthProbed, ModelReleased, ReleaseFailed
+from laneway.engine.limits import SECOND
 
 
 def test_live_requests_are_finished_first() -> None:
@@ -48,12 +50,20 @@ def test_an_unknown_alias_is_an_error() -> None:
     rig.close()
 
 
+def hold_memory(rig: Rig, *, first: int, again: int) -> None:
+    """Let the device tell of so many bytes at the release and when it is asked once more."""
+    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
+        model=effect.model, used_bytes=(first,), healthy=True
+    )
+    rig.device.overrides[ProbeHealth] = lambda effect: HealthProbed(
+        health=attrs.evolve(healthy(0), used_bytes=(again,)), reason=""
+    )
+
+
 @pytest.mark.parametrize(("stays", "lost"), [(0, False), (10, False), (11, True)])
 def test_memory_must_come_back_within_the_tolerance(stays: int, lost: bool) -> None:
     rig = Rig(limits=Limits(unload_tolerance_bytes=10))
-    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
-        model=effect.model, used_bytes=(stays,), healthy=True
-    )
+    hold_memory(rig, first=stays, again=stays)
     if lost:
         with pytest.raises(ModelError, match="chip 0 holds 11 bytes, 0 before"):
             rig.engine.unload("m")
@@ -64,6 +74,64 @@ def test_memory_must_come_back_within_the_tolerance(stays: int, lost: bool) -> N
         assert not rig.state.models and not rig.state.buffers
     rig.close()
     assert rig.device.closes == [lost]
+
+
+@pytest.mark.parametrize("failed_load", [False, True])
+def test_memory_that_comes_back_late_is_read_once_more_after_five_seconds(
+    failed_load: bool,
+) -> None:
+    """Row 13: wait 5 s, read once more, only then the verdict; no thread sleeps for it."""
+    rig = Rig(limits=Limits(unload_tolerance_bytes=10), load=False)
+    hold_memory(rig, first=11, again=10)
+    if failed_load:
+        rig.device.verdict = "differs"
+        with pytest.raises(ModelError, match="differs"):
+            rig.engine.load("m", "source")
+        rig.run()
+    else:
+        rig.engine.load("m", "source")
+        rig.engine.unload("m")
+    assert rig.state.device.state == "serving" and not rig.state.models
+    probes = [effect for effect in rig.device.executed if isinstance(effect, ProbeHealth)]
+    assert len(probes) == 1, "read once more, and once only"
+    at = {type(step.taken): step.at_ns for step in rig.steps}
+    waited = next(s.at_ns for s in rig.steps for e in s.events if e.trigger == "reread")
+    assert waited - at[ModelReleased] == 5 * SECOND
+    rig.device.verdict = "equal"
+    rig.engine.load("m", "source")
+    rig.close()
+
+
+@pytest.mark.parametrize("state", ["", "unhealthy", "degraded"])
+def test_a_second_reading_that_says_bad_or_nothing_loses_the_device(state: str) -> None:
+    rig = Rig(limits=Limits(unload_tolerance_bytes=10))
+    hold_memory(rig, first=11, again=0)
+    facts = attrs.evolve(healthy(0), state=state) if state else None
+    rig.device.overrides[ProbeHealth] = lambda effect: HealthProbed(health=facts, reason="silence")
+    with pytest.raises(ModelError, match="read again"):
+        rig.engine.unload("m")
+    assert rig.state.device.state == "lost"
+    rig.close()
+
+
+def test_what_is_said_while_memory_is_waited_for_decides_nothing() -> None:
+    rig = Rig(limits=Limits(unload_tolerance_bytes=10))
+    hold_memory(rig, first=11, again=0)
+    rig.ask_unload(1)
+    rig.run(until=lambda: bool(rig.events("model", "linger")))
+    rig.interrupt(ModelReleased(model=1, used_bytes=(0,), healthy=True))
+    rig.interrupt(HealthProbed(health=healthy(0), reason="unasked"))
+    assert rig.state.models[1].state == "unloading", "neither is the second reading"
+    rig.run()
+    assert not rig.state.models
+    rig.close()
+
+
+def test_closing_waits_for_the_second_reading() -> None:
+    rig = Rig(limits=Limits(unload_tolerance_bytes=10))
+    hold_memory(rig, first=11, again=0)
+    rig.close()
+    assert rig.device.closes == [False]
 
 
 @pytest.mark.parametrize("used", [(), (0, 0)])

@@ -23,7 +23,7 @@ from laneway.engine import (
     RequestRejectedError,
     Result,
 )
-from laneway.engine.inputs import DeviceFaulted, JobStalled, SubmitRefused
+from laneway.engine.inputs import DeviceFaulted, JobStalled, MemoryBuried, SubmitRefused
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
 
@@ -221,6 +221,33 @@ def test_an_exception_is_told_once_and_the_device_is_given_up(
     assert triggers(steps, "lane").count("suspect") >= 1
     assert triggers(steps, "request").count("fail") == len(failed)
     assert graveyard.item_count == buffers, "E9, D13: all memory outlives a device left alone"
+
+
+def test_a_process_that_keeps_too_much_memory_serves_on_no_fresh_board_either(
+    calbin: Path, tmp_path: Path
+) -> None:
+    """E9: the budget is of the process, so the next engine in it is told to restart the process."""
+    (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=2 quiesce=n\n")
+    limits = Limits(buried_items_max=9)
+    kept: list[int] = []
+    for _ in range(5):
+        device = open_device(f"sim:tiny?clock=virtual&faults={tmp_path / 'plan'}")
+        with Engine(
+            device=device, journal=open_journal(tmp_path / "run.db"), limits=limits
+        ) as engine:
+            if kept and kept[-1] > limits.buried_items_max:
+                with pytest.raises(ModelError, match="a process may keep 9 .* restart the process"):
+                    engine.load("m", str(calbin))
+                break
+            engine.load("m", str(calbin))
+            engine.submit(Request(model="m", prompt=(1, 2), max_tokens=4)).result()
+            assert engine.health().device == "lost"
+        with open_journal(tmp_path / "run.db", read_only=True) as journal:
+            told = [step.taken for step in journal.read() if isinstance(step.taken, MemoryBuried)]
+        kept.append(told[-1].item_count)
+    else:
+        raise AssertionError(f"never over the budget: {kept}")
+    assert kept == sorted(set(kept)), "what a process keeps never falls"
 
 
 @pytest.mark.parametrize("task", ["prefill", "decode"])

@@ -117,16 +117,17 @@ HEALTH = (
 )
 WIRE_NAMES = {
     "EngineStarted": (
-        1,
+        2,
         "wall_clock_ns code_version journal_tokens limits[inflight_jobs_max batch_rows_max"
         " long_prefill_threshold_tokens short_turns_max prefill_tokens_max prefill_chunk_tokens"
         " prefill_tokens_per_decode priority_step_tokens tenant_weights queued_requests_max"
         " queued_tokens_max inbox_inputs_max step_batch_max buffers_per_submodel submit_retries_max"
         " submit_refusals_in_a_row_max kv_retries_max backoff_first_ns backoff_last_ns"
         " backoff_tries_max hang_suspect_ns hang_confirm_ns hang_cap_ns"
-        " unload_tolerance_bytes configure_timeout_ns retry_after_ns]"
+        " unload_tolerance_bytes configure_timeout_ns retry_after_ns unload_reread_ns"
+        " configure_retries_max buried_items_max buried_bytes_max]"
         " device[url backend product serial runtime_version driver_version firmware_version"
-        f" device_epoch inflight_max {CHIPS} capabilities chunked_prefill]",
+        f" device_epoch inflight_max {CHIPS} capabilities chunked_prefill counters]",
     ),
     "LoadRequested": (1, "model alias source"),
     "ArtifactValidated": (
@@ -176,6 +177,8 @@ WIRE_NAMES = {
     "HealthProbed": (1, f"{HEALTH} reason"),
     "BufferRestored": (1, "buffer job"),
     "RestoreFailed": (1, "buffer job code reason"),
+    "CountersRead": (1, "asked counters"),
+    "MemoryBuried": (1, "item_count byte_count"),
     "CloseRequested": (1, "drain"),
     "DeviceClosed": (1, "abandoned reason"),
 }

@@ -10,17 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+from support.fake_device import KvFault
 from support.journal_steps import run_core, tamper
 from support.machine_run import MachineRun
 from support.rig import Rig
 from support.script import begin, finish_and_check
 from support.text_model import Wish
 
-from laneway.engine.effects import SubmitJob
+from laneway.engine import Limits
+from laneway.engine.effects import ConfigureModel, ReleaseModel, SubmitJob
 from laneway.engine.errors import IllegalTransitionError, JournalWriteError
 from laneway.engine.evolve import fold
-from laneway.engine.inputs import Completed, Input
-from laneway.engine.limits import Limits
+from laneway.engine.inputs import Completed, ConfigureFailed, Input, MemoryBuried, ModelReleased
 from laneway.engine.sampling import Sampling
 from laneway.engine.state import initial_state
 from laneway.journal import open_journal
@@ -93,6 +94,100 @@ def kv_not_applied() -> None:
 
 def _without_kv(asked: SubmitJob, done: Completed) -> Input:
     return attrs.evolve(done, kv_effect="none") if asked.job == 4 else done
+
+
+def kv_never_applied() -> None:
+    """No reservation is ever applied: each request ends, and the bank is told nothing of it."""
+    rig = Rig()
+    rig.device.kv_faults = [KvFault(verb="RESERVE", times=1000)]
+    rig.submit([1, 2])
+    rig.run()
+    rig.check_idle()
+    rig.close()
+
+
+def doubtful_submit() -> None:
+    """One submit is in doubt: its buffer and lane are fenced, its request fails, others go on."""
+    rig = Rig()
+    rig.device.submits.extend([0, "doubt"])
+    for number in range(3):
+        rig.submit([number + 1, 2], seed=number, max_tokens=3, ignore_eos=True)
+    rig.run()
+    failed = [one.stream for one in rig.streams if one.stream.result().error is not None]
+    assert len(failed) == 1, f"row 4: one submit was in doubt, {len(failed)} requests failed"
+    states = [buffer.state for buffer in rig.state.buffers.values()]
+    assert states.count("quarantined") == 1, f"row 4: {states}"
+    assert rig.state.device.state == "degraded", f"G12: {rig.state.device.state}"
+    rig.check_answers(ended_early=failed)
+    rig.close()
+
+
+def last_buffer_in_doubt() -> None:
+    """The only buffer of a submodel is quarantined: the device is lost instead of silent."""
+    rig = Rig(limits=Limits(buffers_per_submodel=1))
+    rig.device.submits.append("doubt")
+    rig.submit([1, 2])
+    rig.submit([2, 2])
+    rig.run()
+    assert rig.state.device.state == "lost", f"G12: {rig.state.device.state}, and nobody is served"
+    rig.close()
+
+
+def memory_back_late() -> None:
+    """Memory is back only when it is read again: the model is gone, the device serves."""
+    rig = Rig(limits=Limits(unload_tolerance_bytes=0))
+    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
+        model=effect.model, used_bytes=(1,), healthy=True
+    )
+    rig.ask_unload(1)
+    rig.run()
+    assert rig.state.device.state == "serving", f"row 13: {rig.state.device.reason}"
+    rig.close()
+
+
+def configure_fails_once() -> None:
+    """The first configuration fails: the second try loads."""
+    rig = Rig(load=False)
+
+    def refuse_first(effect: ConfigureModel) -> Input:
+        del rig.device.overrides[ConfigureModel]
+        return ConfigureFailed(model=effect.model, code=0x0701, reason="once")
+
+    rig.device.overrides[ConfigureModel] = refuse_first
+    rig.engine.load("m", "source")
+    rig.close()
+
+
+def skewed_counters() -> None:
+    """The device miscounts for good: its counters are not trusted any more."""
+    rig = Rig()
+    rig.run()
+    rig.device.skew = {"finished": 1}
+    for number in range(2):
+        rig.submit([number + 1, 2], seed=number)
+        rig.run()
+    assert not rig.state.device.counters_trusted, "E14: wrong counters are trusted"
+    rig.close()
+
+
+def counters_skewed_once() -> None:
+    """The device miscounts once: that is borne."""
+    rig = Rig()
+    rig.run()
+    rig.device.skew = {"finished": 1}
+    rig.submit([1, 2])
+    rig.run()
+    assert rig.state.device.counters_trusted, "E14: one odd reading ended the trust"
+    rig.close()
+
+
+def graves_beyond_the_budget() -> None:
+    """The process keeps more memory than it may: the device is lost, and says what to do."""
+    rig = Rig()
+    rig.post(MemoryBuried(item_count=65, byte_count=0))
+    rig.run()
+    assert "restart the process" in rig.state.device.reason, f"E9: {rig.state.device.state}"
+    rig.close()
 
 
 def broken_journal() -> None:
@@ -204,6 +299,19 @@ def board_that_faults() -> None:
         assert kept == buffers, f"E9: {kept} of {buffers} arenas outlive the device"
 
 
+def graves_on_the_board() -> None:
+    """What a faulty board leaves under way is in the journal with what the process keeps."""
+    with _run("fault a kind=ccu_exception on=exec nth=3 quiesce=n kv=unknown") as run:
+        for wish in WISHES:
+            run.submit(wish)
+        run.settle()
+        run.close()
+        with open_journal(run.file, read_only=True) as journal:
+            told = [step.taken for step in journal.read() if isinstance(step.taken, MemoryBuried)]
+        kept = run.device.graveyard.item_count
+        assert told and told[-1].item_count == kept, f"E9: {kept} kept, told {told}"
+
+
 # ---------------------------------------------------------------------------- the journal
 
 
@@ -227,9 +335,18 @@ DETECTORS: tuple[Detector, ...] = (
     cancels,
     stale_completions,
     kv_not_applied,
+    kv_never_applied,
+    doubtful_submit,
+    last_buffer_in_doubt,
+    memory_back_late,
+    configure_fails_once,
+    skewed_counters,
+    counters_skewed_once,
+    graves_beyond_the_budget,
     broken_journal,
     illegal_events,
     board,
     board_that_faults,
+    graves_on_the_board,
     altered_input,
 )

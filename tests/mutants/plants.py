@@ -14,13 +14,18 @@ import pytest
 from mutants.detectors import Detector
 
 from laneway.adapters import arena, buffers, commands, npurt, results, waiting
+from laneway.adapters import device as adapter_device
 from laneway.engine import (
     completing,
+    counting,
     decide,
     draft,
     ending,
+    evolve_jobs,
+    evolve_lanes,
     faulting,
     inbox,
+    loading,
     loop,
     plan,
     planning,
@@ -28,6 +33,7 @@ from laneway.engine import (
     reserving,
     state,
     submitting,
+    unloading,
 )
 from laneway.engine import evolve as engine_evolve
 from laneway.engine.effects import Conclude, Deliver, RestoreBuffer
@@ -137,6 +143,16 @@ def reserved_lane_evicted(patch: pytest.MonkeyPatch) -> None:
         real(made, number)
 
     patch.setattr(ending, "evict_if_idle", evict)
+
+
+def unreserved_lane_released(patch: pytest.MonkeyPatch) -> None:
+    real = evolve_lanes._LANE_MOVES["bind"]
+
+    def bind(lane: state.LaneState, event: Any, index: int) -> None:
+        real(lane, event, index)
+        lane.on_device = True
+
+    patch.setitem(evolve_lanes._LANE_MOVES, "bind", bind)
 
 
 def lane_kept_for_the_dead(patch: pytest.MonkeyPatch) -> None:
@@ -256,6 +272,63 @@ def fault_spares_the_buffer(patch: pytest.MonkeyPatch) -> None:
         real(sparing, job, kind, reason)
 
     patch.setattr(faulting, "fault_job", fault)
+
+
+def doubtful_submit_believed(patch: pytest.MonkeyPatch) -> None:
+    def believe(made: draft.Draft, job: state.JobState) -> None:
+        taken = made.taken
+        assert isinstance(taken, Completed)
+        job.state = "submitted"
+        completing.complete(made, taken)
+
+    patch.setattr(completing, "_end_doubtful", believe)
+
+
+def doubt_does_not_degrade(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(faulting, "degrade", lambda made, reason: None)
+
+
+def short_of_buffers_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(faulting, "_too_little_left", lambda known, model: "")
+
+
+def first_reading_decides(patch: pytest.MonkeyPatch) -> None:
+    def released(made: draft.Draft, taken: Any) -> None:
+        model = made.state.models[taken.model]
+        reason = unloading.still_held(made.state, model, taken.used_bytes)
+        if reason:
+            unloading._release_ended_badly(made, model, reason)
+        else:
+            unloading._take_as_gone(made, model)
+
+    patch.setattr(unloading, "released", released)
+
+
+def configure_never_retried(patch: pytest.MonkeyPatch) -> None:
+    def failed(made: draft.Draft, taken: Any) -> None:
+        loading.fail_load(made, made.state.models[taken.model], taken.reason)
+
+    patch.setattr(loading, "configure_failed", failed)
+
+
+def graveyard_without_budget(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(faulting, "buried", lambda made, taken: None)
+
+
+def buried_memory_untold(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(adapter_device.NpurtDevice, "_tell_buried", lambda self: None)
+
+
+def counters_never_compared(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(counting, "ask_if_due", lambda made: None)
+
+
+def first_difference_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(counting, "DIFFERENCES_MAX", 0)
+
+
+def ended_jobs_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(evolve_jobs, "_count_end", lambda ledger, number, taken: None)
 
 
 # ---------------------------------------------------------------------------- core: planning
@@ -420,10 +493,87 @@ MUTANTS: tuple[Mutant, ...] = (
         "G1, E5",
         "a fault leaves its buffer in use",
     ),
+    _mutant(
+        "D6, E5",
+        doubtful_submit_believed,
+        _d.doubtful_submit,
+        "row 4",
+        "a doubtful submit is believed when it ends",
+    ),
+    _mutant(
+        "G12",
+        doubt_does_not_degrade,
+        _d.doubtful_submit,
+        "G12",
+        "a device with something in doubt serves fully",
+    ),
+    _mutant(
+        "G12",
+        short_of_buffers_ignored,
+        _d.last_buffer_in_doubt,
+        "G12",
+        "a submodel without a buffer is waited for",
+    ),
+    _mutant(
+        "E22",
+        first_reading_decides,
+        _d.memory_back_late,
+        "row 13",
+        "memory that is not back at once is never back",
+    ),
+    _mutant(
+        "R10.1",
+        configure_never_retried,
+        _d.configure_fails_once,
+        "once",
+        "one failed configuration ends a load",
+    ),
     _mutant("E9", graveyard_empty, _d.board_that_faults, "E9", "tainted memory is given back"),
+    _mutant(
+        "E9",
+        graveyard_without_budget,
+        _d.graves_beyond_the_budget,
+        "E9",
+        "memory is kept for good without end",
+    ),
+    _mutant(
+        "E9",
+        buried_memory_untold,
+        _d.graves_on_the_board,
+        "E9",
+        "the engine is not told what the process keeps",
+    ),
+    _mutant(
+        "E14",
+        counters_never_compared,
+        _d.skewed_counters,
+        "E14",
+        "the device's counters are never looked at",
+    ),
+    _mutant(
+        "E14",
+        first_difference_believed,
+        _d.counters_skewed_once,
+        "E14",
+        "one odd reading ends the trust",
+    ),
+    _mutant(
+        "E14",
+        ended_jobs_not_counted,
+        _d.script,
+        "E14",
+        "the own account forgets how jobs ended",
+    ),
     _mutant("E17", kv_effect_ignored, _d.kv_not_applied, "E17", "KV commits though not applied"),
     _mutant(
         "E6, E19", reserved_lane_evicted, _d.cancels, "I4", "cancel frees a lane that a job names"
+    ),
+    _mutant(
+        "E19",
+        unreserved_lane_released,
+        _d.kv_never_applied,
+        "never reserved",
+        "a bank is told to release what it never held",
     ),
     _mutant("E19", lane_kept_for_the_dead, _d.cancels, "E19", "an ended request keeps its lane"),
     _mutant(

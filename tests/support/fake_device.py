@@ -31,6 +31,7 @@ from laneway.engine.effects import (
     KvOperation,
     ProbeHealth,
     PublishModel,
+    ReadCounters,
     ReleaseModel,
     RestoreBuffer,
     SubmitJob,
@@ -44,6 +45,7 @@ from laneway.engine.inputs import (
     BufferRestored,
     ChipFacts,
     Completed,
+    CountersRead,
     DeviceClosed,
     DeviceFacts,
     HealthProbed,
@@ -113,6 +115,8 @@ class FakeDevice:
     submitted: list[SubmitJob] = attrs.Factory(list)
     closes: list[bool] = attrs.Factory(list)
     stopped: bool = False
+    skew: dict[str, int] = attrs.Factory(dict)
+    _finished: int = 0
     _post: Callable[[Input], None] = attrs.field(default=lambda _: None)
     _effects: deque[DeviceEffect] = attrs.Factory(deque)
     _running: deque[tuple[SubmitJob, int]] = attrs.Factory(deque)
@@ -124,6 +128,7 @@ class FakeDevice:
     _written: dict[int, list[int]] = attrs.Factory(dict)
     _reserved: dict[int, int] = attrs.Factory(dict)
     _doubted: set[int] = attrs.Factory(set)
+    _bound: set[int] = attrs.Factory(set)
 
     def describe(self) -> DeviceFacts:
         return DeviceFacts(
@@ -137,6 +142,7 @@ class FakeDevice:
             device_epoch=1,
             inflight_max=self.inflight_max,
             chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
+            counters=self.counters(),
         )
 
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
@@ -180,10 +186,25 @@ class FakeDevice:
     def finish_job(self) -> None:
         """Let the oldest running job end."""
         effect, ticket = self._running.popleft()
+        self._finished += 1
         done = self._run(effect, ticket)
         posted = done if self.on_result is None else self.on_result(effect, done)
         if posted is not None:
             self.post(posted)
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """Return the counters as the device tells them: honest but for ``skew``."""
+        running = len(self._running)
+        honest = {
+            "submitted": self._finished + running,
+            "pending": 0,
+            "running": running,
+            "finished": self._finished,
+            "left": running,
+            "failed": 0,
+            "aborted": 0,
+        }
+        return tuple((name, count + self.skew.get(name, 0)) for name, count in honest.items())
 
     def drop_jobs(self) -> None:
         """Forget the running jobs: the device will never say how they ended."""
@@ -228,6 +249,8 @@ class FakeDevice:
                 self.post(ModelReleased(model=effect.model, used_bytes=(0,), healthy=True))
             case ProbeHealth():
                 self.post(HealthProbed(health=healthy(self.clock.now_ns()), reason=""))
+            case ReadCounters():
+                self.post(CountersRead(asked=effect.asked, counters=self.counters()))
             case CloseDevice():
                 self.closes.append(effect.abandon)
                 self.post(DeviceClosed(abandoned=effect.abandon, reason=""))
@@ -296,8 +319,11 @@ class FakeDevice:
         if verb == "RESERVE":
             assert lane not in self._reserved, f"lane/{lane} reserved twice"
             self._reserved[lane] = to_tokens
+            self._bound.add(lane)
             return
         if verb == "RELEASE":
+            assert lane in self._bound, f"row 19: lane/{lane} released though never reserved"
+            self._bound.remove(lane)
             assert lane not in self._reserved, f"lane/{lane} released while reserved"
             running = [row.lane for job, _ in self._running for row in job.rows]
             assert lane not in running, f"I4: lane/{lane} released while a job names it"
@@ -318,7 +344,14 @@ class FakeDevice:
         self.post(self.artifact(effect.model))
 
     def _configure(self, effect: ConfigureModel) -> None:
-        for held in (self._bank, self._reserved, self._written, self._busy, self._doubted):
+        for held in (
+            self._bank,
+            self._reserved,
+            self._written,
+            self._busy,
+            self._doubted,
+            self._bound,
+        ):
             held.clear()
         self.post(
             ModelConfigured(

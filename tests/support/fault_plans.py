@@ -22,6 +22,7 @@ class FaultKind:
 
 
 _KV_KEYS = (("code", ("0x0703", "0x0304")), ("partial", ("n",)))
+_KV_PARTIAL_KEYS = (("code", ("0x0704",)), ("partial", ("y",)))
 
 KINDS = (
     FaultKind(
@@ -42,6 +43,18 @@ KINDS = (
     FaultKind("late_completion", ("visible",), keys=(("delay", ("5us", "300ms", "7s")),)),
     FaultKind("kv_apply_before", ("kv_apply_before",), jobs=False, keys=_KV_KEYS),
     FaultKind("kv_apply_after", ("kv_apply_after",), jobs=False, keys=_KV_KEYS),
+    FaultKind("kv_apply_before", ("kv_apply_before",), jobs=False, keys=_KV_PARTIAL_KEYS),
+    FaultKind("kv_apply_after", ("kv_apply_after",), jobs=False, keys=_KV_PARTIAL_KEYS),
+    FaultKind("kv_can_lie", ("kv_can",), jobs=False, keys=(("tokens", ("-64", "64")),)),
+    FaultKind(
+        "counter_skew",
+        ("counters",),
+        jobs=False,
+        keys=(("field", ("submitted", "finished", "failed")), ("n", ("-1", "1"))),
+    ),
+    FaultKind(
+        "late_dma", ("visible",), keys=(("delay", ("1us", "1ms", "9s")), ("bytes", ("64", "4096")))
+    ),
 )
 
 _PICKS = ("nth=1", "nth=2", "nth=3", "nth=5", "nth=8", "every=4 count=2", "p=0.2 count=3")

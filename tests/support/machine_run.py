@@ -15,7 +15,7 @@ from support.fault_plans import corrupts
 from support.text_model import Wish, check_result, text_calbin
 from support.watched import WatchedJournal
 
-from laneway.adapters import npurt
+from laneway.adapters import arena, npurt
 from laneway.adapters.simulator import open_device
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine import (
@@ -57,6 +57,7 @@ class MachineRun:
     def __init__(
         self, folder: Path, *, plan: str = "", limits: Limits | None = None, load: bool = True
     ) -> None:
+        arena.PROCESS = arena.Account()  # each run is a process of its own (E9)
         self.file = folder / "run.db"
         self.watch = Watch()
         self.lives = 0
