@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 from laneway.adapters import npurt
+from laneway.adapters.callwatch import CallWatch
 from laneway.engine.errors import AbiMismatchError, ConfigurationError, DeviceError
 
 _p, _u32, _u64, _i32, _i64 = (
@@ -122,6 +123,14 @@ class Library:
         self._entries = dict(entries)
         self._done = {name: Answer(name, npurt.Code.OK) for name in entries}
         self.info = npurt.AbiInfo()
+        self._watch: CallWatch | None = None
+
+    def watched_by(self, watch: CallWatch) -> "Library":
+        """Return the same library with every call of it noted in a watch (E10)."""
+        watched = Library(self.path, self._cdll, self._entries)
+        watched.info = self.info
+        watched._watch = watch
+        return watched
 
     @property
     def simulates(self) -> bool:
@@ -137,7 +146,14 @@ class Library:
         entry = self._entries.get(name)
         if entry is None:
             raise DeviceError(f"{self.path} does not export {name}", code=npurt.Code.UNSUPPORTED)
-        code = int(entry(*arguments))  # type: ignore[operator]
+        if self._watch is None:
+            code = int(entry(*arguments))  # type: ignore[operator]
+        else:
+            call = self._watch.enter(name)
+            try:
+                code = int(entry(*arguments))  # type: ignore[operator]
+            finally:
+                self._watch.leave(call)
         return Answer(name, code, self._read_words()) if code else self._done[name]
 
     def call(self, name: str, *arguments: object, about: str = "") -> None:

@@ -15,13 +15,17 @@ from contextlib import contextmanager
 
 from laneway.adapters import npurt
 from laneway.adapters.binding import Answer, Library
+from laneway.adapters.callwatch import CallWatch
 from laneway.engine.errors import DeviceLostError
 
 
 class DeviceCalls:
-    """Calls on one opened device; thread-safe."""
+    """Calls on one opened device; thread-safe. ``watch`` knows which are inside the library."""
 
-    def __init__(self, library: Library, pointer: ctypes.c_void_p) -> None:
+    def __init__(
+        self, library: Library, pointer: ctypes.c_void_p, *, watch: CallWatch | None = None
+    ) -> None:
+        self.watch = watch if watch is not None else CallWatch(time.monotonic_ns)
         self.library = library
         self.pointer = pointer
         self._changed = threading.Condition()

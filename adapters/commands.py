@@ -414,8 +414,8 @@ class Commands:
     def abandon(self, reason: str) -> None:
         """Make no call any more and keep all memory: the device may still write to it (D13)."""
         self._calls.close()
-        for model in self._models.values():
-            for buffer in model.buffers.values():
+        for model in list(self._models.values()):
+            for buffer in list(model.buffers.values()):
                 bury_buffer(buffer, self._graveyard, reason)
 
     # -------------------------------------------------------------------------- look-ups

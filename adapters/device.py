@@ -26,6 +26,7 @@ from laneway.adapters import npurt
 from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Library
 from laneway.adapters.calls import DeviceCalls
+from laneway.adapters.callwatch import CallWatch
 from laneway.adapters.commands import Commands
 from laneway.adapters.deviceclock import DeviceClock
 from laneway.adapters.facts import read_device, read_health
@@ -63,6 +64,7 @@ from laneway.engine.ports import TextPort
 
 LOG = logging.getLogger("laneway.adapters.device")
 STOP_TIMEOUT_S = 5.0
+WATCH_EVERY_S = 0.5
 _FLAG_EXCLUSIVE = 1
 
 
@@ -87,7 +89,8 @@ def open_calls(
         raise ConfigurationError(f"{library.path}: {answer.reason}")
     if not answer.ok:
         raise DeviceRefusedError(f"{library.path}: {answer.reason}", code=answer.code)
-    return DeviceCalls(library, pointer)
+    watch = CallWatch(time.monotonic_ns)
+    return DeviceCalls(library.watched_by(watch), pointer, watch=watch)
 
 
 class NpurtDevice:
@@ -109,9 +112,10 @@ class NpurtDevice:
         virtual: bool = False,
         scale: float = 1.0,
         options: ArtifactOptions | None = None,
+        graveyard: Graveyard | None = None,
     ) -> None:
         self.calls = calls
-        self.graveyard = Graveyard()
+        self.graveyard = graveyard if graveyard is not None else Graveyard()
         self.url = url
         self.simulator = simulator
         self.stepped = stepped and simulator is not None
@@ -130,6 +134,7 @@ class NpurtDevice:
         self._wait_thread: threading.Thread | None = None
         self._stopping = False
         self._threads = False
+        self._ended = threading.Event()
         self._telling = threading.Lock()
         self._told_buried = (0, 0)
 
@@ -179,13 +184,50 @@ class NpurtDevice:
         )
         if not threads:
             return
-        for name in ("submit", "validate", "health"):
+        for name in ("submit", "validate", "health", "close"):
             self._workers[name] = Worker(name, self._run)
             self._workers[name].start()
         self._wait_thread = threading.Thread(
             target=self._wait_for_results, name="laneway-wait", daemon=True
         )
         self._wait_thread.start()
+        threading.Thread(target=self._watch_calls, name="laneway-watch", daemon=True).start()
+
+    def _watch_calls(self) -> None:
+        """Be the thread that looks for calls that do not return, until the device is closed."""
+        while not self._ended.wait(WATCH_EVERY_S) and not self.calls.closed:
+            self.watch_step()
+
+    def watch_step(self) -> bool:
+        """Look once for a call that does not return (E10); return whether there is a new one.
+
+        Then the device is wedged: no call is made any more, all memory is kept, and the engine is
+        told (row 16). Not to be called from within a device call.
+        """
+        overdue = self.calls.watch.step()
+        if overdue is None or self.calls.closed:
+            return False
+        if self._own_clock is not None:
+            self._own_clock.stop()
+        self._commands.abandon(overdue.reason)
+        self._tell_buried()
+        self._answer(
+            DeviceFaulted(
+                job=None,
+                ticket=0,
+                epoch=0,
+                generation=0,
+                kind="call",
+                code=npurt.Code.DEVICE_WEDGED,
+                quiescent=False,
+                kv_effect="unknown",
+                reason=overdue.reason,
+                record=None,
+                health=None,
+            )
+        )
+        self._waiting.wake()
+        return True
 
     def execute(self, effect: DeviceEffect) -> None:
         """Take one effect; never blocks."""
@@ -255,6 +297,7 @@ class NpurtDevice:
     def stop(self) -> None:
         """End the threads; close the device if nobody did. Idempotent."""
         self._stopping = True
+        self._ended.set()
         if self._post is not None:
             self._waiting.wake()
         late = [
@@ -433,6 +476,9 @@ class NpurtDevice:
 
 
 def _worker_of(effect: DeviceEffect) -> str:
+    """Return who carries an effect out; a wedged device is left by a thread of its own (D13)."""
+    if isinstance(effect, CloseDevice) and effect.abandon:
+        return "close"
     if isinstance(effect, ValidateArtifact | CloseDevice):
         return "validate"
     return "health" if isinstance(effect, ProbeHealth) else "submit"

@@ -11,6 +11,7 @@ Source: native/npurt_sim.h.
 
 from pathlib import Path
 
+from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Library
 from laneway.adapters.device import NpurtDevice, open_calls
 from laneway.adapters.library import open_library
@@ -29,10 +30,15 @@ KEYS = (*BOARD_KEYS, "faults")
 
 
 def open_device(
-    rest: str, *, library: str | None = None, options: ArtifactOptions | None = None
+    rest: str,
+    *,
+    library: str | None = None,
+    options: ArtifactOptions | None = None,
+    graveyard: Graveyard | None = None,
 ) -> NpurtDevice:
     """Open a simulated board by the rest of its URL.
 
+    ``graveyard`` takes memory that must be kept; by default one that counts for the process.
     Raises: ConfigurationError for an unknown profile, key or value, or a missing library.
     """
     profile, values = parse_rest(rest, known=KEYS, scheme="sim")
@@ -58,6 +64,7 @@ def open_device(
             virtual=clock == "virtual",
             scale=float(values.get("scale", "1")),
             options=_without_golden(chosen) if profile == "null" else chosen,
+            graveyard=graveyard,
         )
     except BaseException:
         calls.attempt("npurt_device_close")

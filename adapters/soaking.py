@@ -17,8 +17,9 @@ from tempfile import TemporaryDirectory
 
 import attrs
 
+from laneway.adapters.arena import Account, Graveyard
 from laneway.adapters.discover import open_device
-from laneway.engine import Engine, Limits, Request, Sampling, Stream
+from laneway.engine import Engine, Request, Sampling, Stream
 from laneway.engine.errors import EngineClosedError, InvariantError, ModelError
 from laneway.engine.invariants import check
 from laneway.engine.ports import DevicePort, Step
@@ -39,8 +40,6 @@ ALIAS = "soak"
 KIB = 1024
 MEMORY_EVERY = 200
 MEMORY_GROWTH_KIB_MAX = 48 * KIB
-MANY_PROCESSES = Limits(buried_items_max=1 << 30, buried_bytes_max=1 << 40)
-"""Why: incarnations of a soak stand for processes; the budget of one is not that of all (E9)."""
 
 
 @attrs.define(kw_only=True)
@@ -162,14 +161,15 @@ class Soak:
 
     def _live(self, journal: str, pool: list[_Asked]) -> None:
         """Run one incarnation until the time is over or its device is lost."""
-        device = open_device(f"sim:?{self._query}{self._fault_key()}")
+        # An incarnation stands for a process, and what it keeps is its own (E9).
+        graveyard = Graveyard(Account())
+        device = open_device(f"sim:?{self._query}{self._fault_key()}", graveyard=graveyard)
         waiting: deque[_Waiting] = deque()
         begun_ns = device.clock.now_ns()
         try:
             with Engine(
                 device=device,
                 journal=open_journal(journal),
-                limits=MANY_PROCESSES,
                 inspect=self._inspect,
             ) as engine:
                 engine.load(ALIAS, str(self._model))

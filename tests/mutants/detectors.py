@@ -22,6 +22,7 @@ from laneway.engine.effects import ConfigureModel, ReleaseModel, SubmitJob
 from laneway.engine.errors import IllegalTransitionError, JournalWriteError
 from laneway.engine.evolve import fold
 from laneway.engine.inputs import Completed, ConfigureFailed, Input, MemoryBuried, ModelReleased
+from laneway.engine.limits import SECOND
 from laneway.engine.sampling import Sampling
 from laneway.engine.state import initial_state
 from laneway.journal import open_journal
@@ -312,6 +313,20 @@ def graves_on_the_board() -> None:
         assert told and told[-1].item_count == kept, f"E9: {kept} kept, told {told}"
 
 
+def blocked_call() -> None:
+    """A call is inside the library beyond five times its bound: the device is left alone."""
+    with _run() as run:
+        watch = run.device.calls.watch
+        call = watch.enter("npurt_job_submit")
+        now_ns = watch._now_ns()
+        watch._now_ns = lambda: now_ns + 6 * SECOND
+        run.device.watch_step()
+        watch.leave(call)
+        run.settle()
+        assert run.lost and run.device.calls.closed, f"E10: {run.state.device.state}"
+        run.close()
+
+
 # ---------------------------------------------------------------------------- the journal
 
 
@@ -348,5 +363,6 @@ DETECTORS: tuple[Detector, ...] = (
     board,
     board_that_faults,
     graves_on_the_board,
+    blocked_call,
     altered_input,
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mutants.detectors import Detector
 
-from laneway.adapters import arena, buffers, commands, npurt, results, waiting
+from laneway.adapters import arena, buffers, callwatch, commands, npurt, results, waiting
 from laneway.adapters import device as adapter_device
 from laneway.engine import (
     completing,
@@ -315,6 +315,10 @@ def graveyard_without_budget(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(faulting, "buried", lambda made, taken: None)
 
 
+def blocked_call_unseen(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(callwatch.CallWatch, "step", lambda self: None)
+
+
 def buried_memory_untold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(adapter_device.NpurtDevice, "_tell_buried", lambda self: None)
 
@@ -563,6 +567,13 @@ MUTANTS: tuple[Mutant, ...] = (
         _d.script,
         "E14",
         "the own account forgets how jobs ended",
+    ),
+    _mutant(
+        "E10",
+        blocked_call_unseen,
+        _d.blocked_call,
+        "E10",
+        "nobody notices a call that does not return",
     ),
     _mutant("E17", kv_effect_ignored, _d.kv_not_applied, "E17", "KV commits though not applied"),
     _mutant(
