@@ -219,7 +219,7 @@ npurt_status npurt_calbin_csr(npurt_calbin *handle, uint32_t sub, uint32_t i, np
 
 static npurt_status check_configurable(const calsim_device *d, const calsim_calbin *c,
                                        uint32_t chip_mask) {
-  if (d->resetting || d->busy != NULL || calsim_in_flight(d) > 0)
+  if (d->resetting || calsim_is_busy(d) || calsim_in_flight(d) > 0)
     return calsim_error(NPURT_E_OBJECT_IN_FLIGHT,
                         "configure while jobs are in flight or a reset runs");
   if (c->state == CALSIM_CONFIGURED)

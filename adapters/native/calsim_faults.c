@@ -126,24 +126,7 @@ static bool take_signed(line_state *s, const char *key, const char *value, int64
 }
 
 static bool take_time(line_state *s, const char *key, const char *value, uint64_t *out) {
-  static const struct {
-    const char *unit;
-    double ns;
-  } units[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
-  char number[32];
-  size_t digits = strspn(value, "0123456789.");
-  double amount;
-  if (digits > 0 && digits < sizeof number) {
-    memcpy(number, value, digits);
-    number[digits] = '\0';
-    for (size_t i = 0; i < 4; ++i) {
-      if (strcmp(value + digits, units[i].unit) != 0 || !calsim_parse_real(number, &amount))
-        continue;
-      if (amount * units[i].ns > 9e18) break;
-      *out = (uint64_t)(amount * units[i].ns + 0.5);
-      return true;
-    }
-  }
+  if (calsim_parse_time(value, out)) return true;
   return wrong(s, "%s=%s: expected a time such as 2.5s, 10ms, 5us or 100ns", key, value);
 }
 

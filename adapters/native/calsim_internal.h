@@ -1,8 +1,8 @@
 /* calsim_internal.h - the parts of the simulated board, as its own files see them.
  *
  * One lock per device guards everything in calsim_device; it is given up only while a transfer or a
- * forward runs, and then `busy` is set, which is what resets, steppers and close wait for. Lock
- * order: registry (calsim_handles.c), then device. */
+ * forward runs, and then `busy` of the job's bank is set, which is what resets, steppers and close
+ * wait for. Lock order: registry (calsim_handles.c), then device. */
 #ifndef CALSIM_INTERNAL_H
 #define CALSIM_INTERNAL_H
 #include "calsim_model.h"
@@ -26,14 +26,18 @@ enum {
   CALSIM_EVENT_RING = 256,
   CALSIM_MAX_VIOLATIONS = 1024,
   CALSIM_TENSORS = 5,
+  CALSIM_CAPS = NPURT_CAP_NUMERIC_CHECK,
   CALSIM_PAGE = 4096,
   CALSIM_PIECE = 65536, /* one transfer is cut into pieces of this size */
-  CALSIM_SCRATCH_BYTES = 2 * CALSIM_PIECE
+  CALSIM_SCRATCH_BYTES = (1 + CALSIM_BANKS) * CALSIM_PIECE
 };
 #define CALSIM_TRACE_BYTES_MAX (32u << 20)
 #define CALSIM_CAPTURE_BYTES_MAX (1ull << 30)
 
-enum { CALSIM_PROFILE_TINY, CALSIM_PROFILE_NULL, CALSIM_PROFILE_TP2_REF };
+enum { CALSIM_PROFILE_TINY, CALSIM_PROFILE_NULL, CALSIM_PROFILE_TP2_REF, CALSIM_PROFILE_COST };
+/* What overlaps of two jobs: nothing; nothing, but their commands are ready early; the transfer to
+ * the device with the other's EXEC; all three phases. */
+enum { CALSIM_OVERLAP_NONE, CALSIM_OVERLAP_BANKS, CALSIM_OVERLAP_H2D, CALSIM_OVERLAP_FULL };
 enum { CALSIM_CLOCK_MANUAL, CALSIM_CLOCK_REAL, CALSIM_CLOCK_VIRTUAL };
 enum { CALSIM_IN = 1, CALSIM_OUT = 2 };
 enum {
@@ -143,13 +147,22 @@ void calsim_copy_text(char *to, size_t room, const char *from);
 
 /* ---- calsim_config.c ------------------------------------------------------------------- */
 
+/* The simple cost model: base + rows (decode) or tokens (prefill) x each + context tokens (decode)
+ * or tokens squared (prefill) x context. */
+typedef struct calsim_rate {
+  uint64_t base_ns, each_ns, context_ns;
+} calsim_rate;
+
 typedef struct calsim_config {
-  int profile, clock;
+  int profile, clock, overlap;
+  uint64_t h2d_ns, d2h_ns; /* these and the rates: profile cost */
+  calsim_rate prefill, decode;
   double scale;
   uint64_t seed, dram_bytes;
   bool strict, capture;
   uint32_t checks; /* CALSIM_CHECK_* */
   char runtime_version[64], driver_version[64], firmware_version[64];
+  char persona[256]; /* path; empty: the board answers for itself */
 } calsim_config;
 
 npurt_status calsim_config_parse(const char *text, calsim_config *out);
@@ -158,6 +171,8 @@ int calsim_version_compare(const char *a, const char *b);
 bool calsim_version_valid(const char *text);
 bool calsim_parse_u64(const char *text, uint64_t *out);
 bool calsim_parse_real(const char *text, double *out);
+/* A number with ns, us, ms or s. */
+bool calsim_parse_time(const char *text, uint64_t *out);
 
 /* ---- calsim_cost.c: what a job takes, and what a model is accounted with --------------- */
 
@@ -171,11 +186,12 @@ typedef struct calsim_account {
 } calsim_account;
 
 typedef struct calsim_work { /* the size of a job, as the cost model sees it */
+  bool decodes;
   uint64_t bytes_in, rows, tokens, context_sum,
       attended; /* attended: sum over tokens of the positions each one reads */
 } calsim_work;
 
-calsim_cost calsim_job_cost(int profile, const calsim_work *work);
+calsim_cost calsim_job_cost(const calsim_config *config, const calsim_work *work);
 calsim_account calsim_job_account(int profile, const calsim_manifest *m);
 
 /* ---- calsim_trace.c: trace, events, violations ----------------------------------------- */
@@ -388,7 +404,7 @@ float *calsim_lane_kv(const calsim_bank *bank, uint32_t lane);
 void calsim_bank_all_unknown(calsim_bank *bank);
 void calsim_bank_free(calsim_bank *bank);
 
-/* ---- calsim_jobs.c, calsim_engine.c, calsim_compute.c ---------------------------------- */
+/* ---- calsim_jobs.c, calsim_phases.c, calsim_engine.c, calsim_clock.c, calsim_compute.c --- */
 
 typedef struct calsim_capture {
   float *logits;      /* [tokens][vocab] over all rows */
@@ -422,6 +438,8 @@ struct calsim_job {
   uint64_t rows_done;
   npurt_times times;
   npurt_ccu_exception ccu;
+  bool working; /* in a phase, or about to begin the first; else it waits for its next one */
+  bool over;    /* has left its last phase, known or not */
   /* the faults that this job carries */
   bool faulty, fault_quiesces, hung;
   uint32_t fault_kv, release_level;
@@ -456,23 +474,47 @@ typedef struct calsim_pending {
   calsim_job *job;
 } calsim_pending;
 
+bool calsim_is_real(const calsim_device *d);
 uint64_t calsim_now(const calsim_device *d);
+uint64_t calsim_host_now(void);
+uint64_t calsim_host_ns_of(const calsim_device *d, uint64_t device_ns);
 /* Host time (CLOCK_MONOTONIC) at which a real device clock shows this. */
 struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns);
 npurt_status calsim_engine_start(calsim_device *d);
 void calsim_engine_stop(calsim_device *d);
-/* Let the next queued job begin if the device is free. */
+/* Let every job go on whose next phase has its resources free. */
 void calsim_engine_next(calsim_device *d);
+/* The hypothesis in force: that of the configuration, or none with parallel mode off. */
+int calsim_overlap(const calsim_device *d);
+bool calsim_computes(const calsim_device *d);
+void calsim_push(calsim_device *d, calsim_job *job, uint32_t kind, uint64_t time);
+/* The earliest event of a bank (0: of the device), or NULL. */
+const calsim_pending *calsim_earliest(const calsim_device *d, uint32_t bank);
+/* Fire that event; returns its kind. Lock held before and after, not during the work. A job that is
+ * to be given up meanwhile is left as it is, for the reset that asked. */
+uint32_t calsim_fire(calsim_device *d, uint32_t bank);
+/* Begin a phase; what follows a phase's end. */
+void calsim_enter(calsim_device *d, calsim_job *job, uint32_t state);
+void calsim_settle(calsim_device *d, calsim_job *job, uint32_t kind, npurt_status status,
+                   uint32_t tensor);
 void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
                     uint32_t kv_effect, uint32_t flags);
 void calsim_forget_events(calsim_device *d, const calsim_job *job);
 /* End every job that a reset of this level can end; returns how many, and how many it cannot
  * account for. */
 uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccounted);
-/* Wait until no transfer or forward runs. */
+/* Does a transfer or a forward run? Wait until none does. */
+bool calsim_is_busy(const calsim_device *d);
 void calsim_wait_not_busy(calsim_device *d);
 
 /* ---- calsim_board.c -------------------------------------------------------------------- */
+
+typedef struct calsim_worker { /* the thread that takes the jobs of one command bank through */
+  calsim_device *device;
+  uint32_t bank; /* as `engine` of a job: 1, 2 */
+  bool runs;
+  pthread_t thread;
+} calsim_worker;
 
 struct calsim_device {
   pthread_mutex_t lock;
@@ -482,19 +524,19 @@ struct calsim_device {
   void *handle;
   calsim_objects objects;
   calsim_config config;
+  npurt_cap caps[CALSIM_CAPS];
   uint32_t chip_mask;
   calsim_chip chips[CALSIM_CHIPS];
   int scratch_fd; /* what checks read host memory through: a piece for the lock's holder, then one
-                     for the phase that runs without it */
+                     for each bank's phase that runs without it */
   uint8_t *scratch;
   /* clock: device time now (manual), or at base_host_ns (real) */
   uint64_t base_ns, base_host_ns;
   double scale;
   /* engine */
-  pthread_t thread;
-  bool thread_runs, closing, resetting;
-  calsim_job *busy;
-  calsim_job *active;
+  calsim_worker workers[CALSIM_BANKS]; /* with a real clock */
+  bool closing, resetting, parallel;
+  bool busy[CALSIM_BANKS];
   calsim_pending pending[CALSIM_MAX_PENDING];
   uint32_t pending_count, in_flight_ceiling;
   uint64_t next_pending_seq;
@@ -514,6 +556,8 @@ struct calsim_device {
   uint64_t reset_stamp_ns[5];
 };
 
+/* calsim_caps.c: take the answers of the configuration or its persona. */
+npurt_status calsim_caps_load(calsim_device *d);
 void calsim_describe(const calsim_config *config, npurt_device_desc *out);
 void calsim_health_set(calsim_device *d, uint32_t state, uint32_t advised, uint32_t chip);
 #endif

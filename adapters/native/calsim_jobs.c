@@ -241,7 +241,8 @@ static npurt_status prepare(calsim_device *d, const npurt_submit_params *p, cals
   job->doubtful = rule != NULL;
   job->never_runs = rule != NULL && !rule->runs;
   work.bytes_in = job->bytes_in;
-  job->cost = calsim_job_cost(d->config.profile, &work);
+  work.decodes = job->submodel->task == 2;
+  job->cost = calsim_job_cost(&d->config, &work);
   bool captures = d->config.capture && d->config.profile != CALSIM_PROFILE_NULL;
   return captures ? calsim_capture_allocate(job) : NPURT_OK;
 }

@@ -212,9 +212,9 @@ static npurt_status check_inputs(calsim_job *job) {
 
 /* ---- checks of host memory in flight ---------------------------------------------------- */
 
-/* Two holders may look at host memory at once: who has the lock, and the phase that runs without
- * it. */
-enum { WITH_LOCK, WITHOUT_LOCK };
+/* Several holders may look at host memory at once: who has the lock, and the phase of each bank that
+ * runs without it, which goes by the bank's number. */
+enum { WITH_LOCK };
 
 /* Four undefined BF16 numbers that carry 28 bits of the ticket. */
 static uint64_t tag_of(const calsim_job *job) {
@@ -422,7 +422,7 @@ npurt_status calsim_write_late(calsim_job *job) {
   for (uint32_t i = 0; i < part_count(job, CALSIM_LOGITS) && left > 0; ++i) {
     part p = part_of(job, CALSIM_LOGITS, i);
     uint64_t bytes = p.bytes < left ? p.bytes : left;
-    if (!write_tag(job->device, WITHOUT_LOCK, tag_of(job), p.host, bytes)) return NPURT_E_DMA;
+    if (!write_tag(job->device, (int)job->engine, tag_of(job), p.host, bytes)) return NPURT_E_DMA;
     left -= bytes;
   }
   return NPURT_OK;
@@ -437,7 +437,7 @@ npurt_status calsim_transfer_in(calsim_job *job, uint32_t *gone) {
 
 npurt_status calsim_transfer_out(calsim_job *job, uint32_t *gone) {
   for (uint32_t tensor = CALSIM_LOGITS; tensor < CALSIM_TENSORS; ++tensor)
-    if ((job->tagged >> tensor & 1) != 0 && !tag_stands(job, WITHOUT_LOCK, tensor, true))
+    if ((job->tagged >> tensor & 1) != 0 && !tag_stands(job, (int)job->engine, tensor, true))
       job->touched |= 1u << tensor;
   return transfer(job, CALSIM_LOGITS, CALSIM_TENSORS, gone);
 }

@@ -4,9 +4,15 @@
  * Opening. npurt_device_open takes lines of "key = value"; '#' begins a comment, unknown or
  * repeated keys are errors:
  *   profile       tiny (default): each phase takes 1 us, real forward
+ *                 cost: real forward; times by the next four keys
  *                 null: 1 ns, no compute; logits follow from the last token and its position, KV
  *                 is not written
  *                 tp2-ref: memory and times of a 30B mixture of experts on two chips
+ *   h2d, d2h      profile cost: time of the transfers of a job (50us)
+ *   prefill       profile cost: A/B/C, EXEC takes A + B tokens + C tokens^2 (8ms/100us/0ns)
+ *   decode        profile cost: A/B/C, EXEC takes A + B rows + C context tokens (8ms/500us/0ns)
+ *   overlap       what of two jobs in flight overlaps, see Overlap (3)
+ *   persona       file of a persona, see Personas
  *   seed          decides every draw (0)
  *   clock         manual (default), virtual: nothing moves but inside npurt_sim_step
  *                 real: an engine thread
@@ -17,6 +23,25 @@
  *   capture       0 | 1: keep float32 logits and routing of each job until it is retired (0)
  *   dram_bytes    per chip (17179869184)
  *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
+ *
+ * Overlap. Two command banks, ping and pong, each with the tensors of one job. Phases begin in the
+ * order of the submits, as soon as what they take is free; a job waits in the state that it has.
+ *   0             nothing: a job begins when the one before has left its last phase
+ *   1             the same; the capability says that commands are ready early, which costs nothing
+ *                 here
+ *   2             one link for both directions: the transfer to the device overlaps the other job's
+ *                 EXEC, a transfer to the host overlaps nothing
+ *   3             all three phases: a link each way, and what computes
+ * One job computes at a time. npurt_device_set turns parallel mode off (then as 0) and on again, with
+ * nothing in flight; it is on at open with overlap 2 and 3. With a real clock the phases of two jobs
+ * run on two threads.
+ *
+ * Personas. A text table that makes the board answer for its capabilities like another runtime; it
+ * behaves as ever. '#' begins a comment; what is not understood is an error with its line:
+ *   scope TEXT    of the lines below
+ *   cap NAME support=yes|no|limited|unknown evidence=C0|..|C4
+ *       source=device|vendor|header|record|inferred|simulated [value=N] [note=TEXT to the line's end]
+ * on one line, each capability at most once. What it does not say is unknown, C3, inferred.
  *
  * Every open is a board of its own, always "board 0"; boards of one process share nothing but the
  * numbering of tickets, generations and handles.
