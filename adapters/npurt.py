@@ -30,6 +30,7 @@ TASKS = {PREFILL: "prefill", DECODE: "decode"}
 
 # Parts of npurt_buffer_restore.
 SUBMODEL_INCREMENTAL_PREFILL = 1
+SUBMODEL_FIXED_ROWS = 4
 """Flag of npurt_submodel_info."""
 
 RESTORE_SLICES, RESTORE_TENSORS, RESTORE_MAPS = 1, 2, 4

@@ -22,7 +22,7 @@ from laneway.adapters.urls import parse_rest
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine.errors import CapabilityError, ConfigurationError
 
-PROFILES = ("tiny", "null", "tp2-ref", "cost")
+PROFILES = ("tiny", "null", "cost", "tp2-ref", "tp2-b4", "tp2-b8", "tp2-b16")
 CLOCKS = ("real", "manual", "virtual")
 BOARD_KEYS = (
     *("seed", "clock", "scale", "strict", "capture", "checks", "overlap", "dram_bytes"),

@@ -43,7 +43,7 @@ static const answer ANSWERS[CALSIM_CAPS] = {
     {NPURT_CAP_KV_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3, "bit i: layout i"},
     {NPURT_CAP_KV_EFFECT, YES, 1, "RELEASE wipes a lane, also one of unknown content"},
     {NPURT_CAP_BATCH_LANES, YES, CALSIM_MAX_ROWS, "largest batch"},
-    {NPURT_CAP_LANE_RULE, YES, 1 << 0 | 1 << 1, "bit i: lane rule i"},
+    {NPURT_CAP_LANE_RULE, YES, 1 << 0 | 1 << 1 | 1 << 2 | 1 << 3, "bit i: lane rule i"},
     {NPURT_CAP_INCREMENTAL_PREFILL, YES, 1, "where the submodel says so; bit-equal to one prefill"},
     {NPURT_CAP_PREEMPTION, NO, 0, ""},
     {NPURT_CAP_MULTI_CONFIGURE, NO, 1, "one calbin at a time"},
@@ -84,6 +84,8 @@ static npurt_cap own_answer(const calsim_config *config, uint32_t i) {
     cap.value = config->overlap;
     note = overlaps[config->overlap];
   }
+  uint32_t batch = calsim_profile_limits(config->profile).batch;
+  if (cap.id == NPURT_CAP_BATCH_LANES && batch != 0) cap.value = batch;
   calsim_copy_text(cap.scope, sizeof cap.scope, SCOPE);
   calsim_copy_text(cap.note, sizeof cap.note, note);
   return cap;

@@ -99,6 +99,27 @@ static void spoil(calsim_job *job) {
   }
 }
 
+/* Rows that are not active, by rule scratch_lane: they compute all the same, on a lane that nobody
+ * else has. */
+static void run_scratch(const calsim_job *job) {
+  const calsim_calbin *c = job->calbin;
+  const int32_t token = 0;
+  if (c->m->lane_rule != CALSIM_RULE_SCRATCH ||
+      job->device->config.profile == CALSIM_PROFILE_NULL)
+    return;
+  for (uint32_t row = 0; row < job->submodel->max_batch; ++row) {
+    if (row < job->row_count && job->rows[row].active) continue;
+    uint16_t *logits = (uint16_t *)calsim_address(c, job->engine, CALSIM_LOGITS) +
+                       (uint64_t)row * c->m->shape.vocab;
+    calsim_row work = {.kv = calsim_lane_kv(job->bank, c->m->lanes),
+                       .tokens = &token,
+                       .token_count = 1,
+                       .logits_bf16 = logits};
+    calsim_forward(c->artifact, c->workspace, &work);
+    memset(logits, 0, c->m->shape.vocab * sizeof *logits);
+  }
+}
+
 npurt_status calsim_compute(calsim_job *job) {
   const calsim_calbin *c = job->calbin;
   uint32_t active = 0, done = 0;
@@ -121,6 +142,7 @@ npurt_status calsim_compute(calsim_job *job) {
     run_row(job, row, count);
     if (done <= whole) job->rows_done |= 1ull << row;
   }
+  run_scratch(job);
   if (job->nan_lanes != 0) spoil(job);
   return NPURT_OK;
 }

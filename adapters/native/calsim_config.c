@@ -157,11 +157,12 @@ enum {
 };
 
 static bool set_key(calsim_config *c, int key, const char *value) {
-  static const char *const profiles[] = {"tiny", "null", "tp2-ref", "cost"};
+  static const char *const profiles[] = {"tiny",   "null",   "cost",   "tp2-ref",
+                                         "tp2-b4", "tp2-b8", "tp2-b16"};
   static const char *const overlaps[] = {"0", "1", "2", "3"};
   static const char *const clocks[] = {"manual", "real", "virtual"};
   switch (key) {
-    case PROFILE: return choose(value, profiles, 4, &c->profile);
+    case PROFILE: return choose(value, profiles, 7, &c->profile);
     case SEED: return calsim_parse_u64(value, &c->seed);
     case CLOCK: return choose(value, clocks, 3, &c->clock);
     case SCALE: return calsim_parse_real(value, &c->scale) && c->scale >= 1e-3 && c->scale <= 1e6;

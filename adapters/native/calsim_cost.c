@@ -69,9 +69,19 @@ static calsim_cost simple_cost(const calsim_config *config, const calsim_work *w
 calsim_cost calsim_job_cost(const calsim_config *config, const calsim_work *work) {
   switch (config->profile) {
     case CALSIM_PROFILE_COST: return simple_cost(config, work);
-    case CALSIM_PROFILE_TP2_REF: return reference_cost(work);
     case CALSIM_PROFILE_NULL: return (calsim_cost){1, 1, 1, 0, 0};
-    default: return (calsim_cost){1000, 1000, 1000, 0, 0};
+    case CALSIM_PROFILE_TINY: return (calsim_cost){1000, 1000, 1000, 0, 0};
+    default: return reference_cost(work);
+  }
+}
+
+calsim_limits calsim_profile_limits(int profile) {
+  enum { POOL = 40960 }; /* KV tokens of the reference memory */
+  switch (profile) {
+    case CALSIM_PROFILE_TP2_B4: return (calsim_limits){4, 8, POOL / 8};
+    case CALSIM_PROFILE_TP2_B8: return (calsim_limits){8, 16, POOL / 16};
+    case CALSIM_PROFILE_TP2_B16: return (calsim_limits){16, 32, POOL / 32};
+    default: return (calsim_limits){0, 0, 0};
   }
 }
 
@@ -82,7 +92,7 @@ calsim_account calsim_job_account(int profile, const calsim_manifest *m) {
     account.kv[chip] = m->kv[chip];
     account.workspace[chip] = m->workspace[chip];
     account.other[chip] = m->other[chip];
-    if (profile != CALSIM_PROFILE_TP2_REF) continue;
+    if (profile < CALSIM_PROFILE_TP2_REF) continue;
     account.params[chip] = (uint64_t)llround(16.938 * GIB / 2);
     account.kv[chip] = 40960 * KV_TOKEN_BYTES / 2;
     account.workspace[chip] = (uint64_t)llround(7.462 * GIB / 2);

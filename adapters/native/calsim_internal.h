@@ -34,7 +34,17 @@ enum {
 #define CALSIM_TRACE_BYTES_MAX (32u << 20)
 #define CALSIM_CAPTURE_BYTES_MAX (1ull << 30)
 
-enum { CALSIM_PROFILE_TINY, CALSIM_PROFILE_NULL, CALSIM_PROFILE_TP2_REF, CALSIM_PROFILE_COST };
+enum {
+  CALSIM_PROFILE_TINY,
+  CALSIM_PROFILE_NULL,
+  CALSIM_PROFILE_COST,
+  CALSIM_PROFILE_TP2_REF, /* this and the next ones price the reference shape */
+  CALSIM_PROFILE_TP2_B4,
+  CALSIM_PROFILE_TP2_B8,
+  CALSIM_PROFILE_TP2_B16
+};
+/* Rules for the rows of a batch that are not active, numbered as in npurt.h. */
+enum { CALSIM_RULE_UNDEFINED, CALSIM_RULE_LENGTH_ZERO, CALSIM_RULE_MASK_CSR, CALSIM_RULE_SCRATCH };
 /* What overlaps of two jobs: nothing; nothing, but their commands are ready early; the transfer to
  * the device with the other's EXEC; all three phases. */
 enum { CALSIM_OVERLAP_NONE, CALSIM_OVERLAP_BANKS, CALSIM_OVERLAP_H2D, CALSIM_OVERLAP_FULL };
@@ -60,6 +70,8 @@ enum {
 enum { CALSIM_KV_NONE, CALSIM_KV_APPLIED, CALSIM_KV_PARTIAL, CALSIM_KV_UNKNOWN };
 enum { CALSIM_KNOWN = 1, CALSIM_UNKNOWN = 2 };
 enum { CALSIM_HEALTH_OK = 1, CALSIM_HEALTH_DEGRADED = 2 };
+enum { CALSIM_FIXED_ROWS = 4 }; /* flag of a submodel */
+enum { CALSIM_ROW_ACTIVE };     /* the register of lane rule mask_csr */
 enum { CALSIM_EVIDENCE_SIM = 9, CALSIM_SOURCE_SIM = 6 };
 
 typedef struct calsim_device calsim_device;
@@ -192,6 +204,11 @@ typedef struct calsim_work { /* the size of a job, as the cost model sees it */
 } calsim_work;
 
 calsim_cost calsim_job_cost(const calsim_config *config, const calsim_work *work);
+/* What a calbin of a profile may have at most; 0: no bound. */
+typedef struct calsim_limits {
+  uint32_t batch, lanes, context;
+} calsim_limits;
+calsim_limits calsim_profile_limits(int profile);
 calsim_account calsim_job_account(int profile, const calsim_manifest *m);
 
 /* ---- calsim_trace.c: trace, events, violations ----------------------------------------- */
@@ -311,7 +328,8 @@ typedef struct calsim_chip {
 
 typedef struct calsim_layout { /* byte addresses in the home chip's file */
   uint64_t tensor[CALSIM_BANKS][CALSIM_TENSORS];
-  uint64_t kv, kv_lane_bytes, bytes;
+  uint64_t kv, kv_lane_bytes, bytes; /* behind the last lane: the scratch lane, where the rule has
+                                        one */
 } calsim_layout;
 
 struct calsim_calbin {

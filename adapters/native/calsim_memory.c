@@ -72,7 +72,7 @@ calsim_layout calsim_layout_of(const calsim_manifest *m) {
     }
   }
   layout.kv = layout.bytes;
-  layout.bytes += layout.kv_lane_bytes * m->lanes;
+  layout.bytes += layout.kv_lane_bytes * (m->lanes + (m->lane_rule == CALSIM_RULE_SCRATCH));
   return layout;
 }
 
@@ -192,6 +192,7 @@ static npurt_status check_inputs(calsim_job *job) {
   const int32_t *lengths = (const int32_t *)calsim_address(c, job->engine, CALSIM_LENGTHS);
   for (uint32_t row = 0; row < job->row_count; ++row) {
     const npurt_lane *lane = &job->rows[row];
+    if (!lane->active && c->m->lane_rule == CALSIM_RULE_MASK_CSR) continue;
     uint32_t count = lane->active ? lane->tokens : 0;
     const uint64_t first = (uint64_t)row * job->submodel->max_tokens;
     if (lengths[row] != (int32_t)count)

@@ -8,6 +8,8 @@
  *                 null: 1 ns, no compute; logits follow from the last token and its position, KV
  *                 is not written
  *                 tp2-ref: memory and times of a 30B mixture of experts on two chips
+ *                 tp2-b4, tp2-b8, tp2-b16: the same with a batch of at most that many and its memory
+ *                 as 8 lanes of 5120, 16 of 2560 or 32 of 1280 tokens at most
  *   h2d, d2h      profile cost: time of the transfers of a job (50us)
  *   prefill       profile cost: A/B/C, EXEC takes A + B tokens + C tokens^2 (8ms/100us/0ns)
  *   decode        profile cost: A/B/C, EXEC takes A + B rows + C context tokens (8ms/500us/0ns)
@@ -35,6 +37,16 @@
  * One job computes at a time. npurt_device_set turns parallel mode off (then as 0) and on again, with
  * nothing in flight; it is on at open with overlap 2 and 3. With a real clock the phases of two jobs
  * run on two threads.
+ *
+ * Lane rules. Rows of a batch that are not active, and those that the job leaves out, write no lane
+ * and have logits of zero, by every rule that lets them be.
+ *   undefined     there are none: another batch than a full one is LANE_RULE
+ *   length_zero   their tokens and length are 0
+ *   mask_csr      as the register row_active says for each row, 1 where it is not given; a row of
+ *                 which register and job differ is LANE_RULE. Their inputs are not looked at.
+ *   scratch_lane  as length_zero; the row computes on a lane behind the bank's last
+ * With "fixed_rows": true in its manifest a calbin takes row i of a job on lane i, or on lane i
+ * behind a multiple of the batch; other rows are LANE_RULE.
  *
  * Personas. A text table that makes the board answer for its capabilities like another runtime; it
  * behaves as ever. '#' begins a comment; what is not understood is an error with its line:
