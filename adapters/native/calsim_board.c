@@ -199,12 +199,14 @@ npurt_status npurt_device_health(npurt_device *handle, npurt_health *out) {
                          .last_progress_ns = d->last_progress_ns,
                          .state = d->health,
                          .advised = d->advised,
+                         .sticky = d->sticky,
                          .valid_mask = 0x7f};
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     if ((d->chip_mask >> chip & 1) == 0) continue;
     health.chip_state[chip] = d->chip_health[chip];
-    health.temp_mdegc[chip] = computes ? 52000 : 45000;
-    health.clock_mhz[chip] = 1000;
+    health.temp_mdegc[chip] = calsim_temperature(d);
+    health.clock_mhz[chip] = d->thermal.throttled ? 500 : 1000;
+    health.throttle[chip] = d->thermal.throttled;
     health.power_mw[chip] = computes ? 24000 : 11000;
   }
   calsim_unlock(d);
@@ -232,8 +234,8 @@ npurt_status npurt_device_counters(npurt_device *handle, npurt_counters *out) {
   counters.left = counters.pending + counters.running;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
     counters.busy_ns[chip] = d->chips[chip].busy_ns;
-  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_COUNTERS, &(calsim_occasion){.job = NULL});
-  if (rule != NULL) *calsim_counter_skewed(&counters, rule) += (uint64_t)rule->amount;
+  calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_COUNTERS, &(calsim_occasion){.job = NULL});
+  if (rule != NULL) calsim_counter_change(&counters, rule);
   calsim_unlock(d);
   calsim_put(out, &counters, sizeof counters);
   return NPURT_OK;

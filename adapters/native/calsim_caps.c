@@ -31,7 +31,7 @@ typedef struct answer {
 static const answer ANSWERS[CALSIM_CAPS] = {
     {NPURT_CAP_IN_FLIGHT, YES, CALSIM_BANKS, "jobs accepted at once"},
     {NPURT_CAP_PING_PONG, YES, CALSIM_BANKS, "command banks"},
-    {NPURT_CAP_PARALLEL_MODE, YES, 1, "phases of two jobs overlap as OVERLAP_MODEL says; on at open"},
+    {NPURT_CAP_PARALLEL_MODE, YES, 1, "phases overlap as OVERLAP_MODEL says; on at open"},
     {NPURT_CAP_OVERLAP_MODEL, YES, 0, ""},
     {NPURT_CAP_POLL_THREADSAFE, YES, 1, "any thread, any time"},
     {NPURT_CAP_COUNTERS, YES, 1, "per device; a device reset zeroes the job counters"},

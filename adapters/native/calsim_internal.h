@@ -69,7 +69,12 @@ enum {
 };
 enum { CALSIM_KV_NONE, CALSIM_KV_APPLIED, CALSIM_KV_PARTIAL, CALSIM_KV_UNKNOWN };
 enum { CALSIM_KNOWN = 1, CALSIM_UNKNOWN = 2 };
-enum { CALSIM_HEALTH_OK = 1, CALSIM_HEALTH_DEGRADED = 2 };
+enum {
+  CALSIM_HEALTH_OK = 1,
+  CALSIM_HEALTH_DEGRADED = 2,
+  CALSIM_HEALTH_UNHEALTHY = 3,
+  CALSIM_HEALTH_LOST = 5
+};
 enum { CALSIM_FIXED_ROWS = 4 }; /* flag of a submodel */
 enum { CALSIM_ROW_ACTIVE };     /* the register of lane rule mask_csr */
 enum { CALSIM_EVIDENCE_SIM = 9, CALSIM_SOURCE_SIM = 6 };
@@ -231,7 +236,7 @@ void calsim_violation(calsim_device *d, const calsim_job *job, npurt_status code
                       const char *format, ...) __attribute__((format(printf, 4, 5)));
 void calsim_log_free(calsim_log *log);
 
-/* ---- calsim_faults.c ------------------------------------------------------------------- */
+/* ---- calsim_plan.c, calsim_kinds.c, calsim_faults.c ------------------------------------ */
 
 typedef enum calsim_point {
   CALSIM_AT_SUBMIT = 1,
@@ -243,6 +248,7 @@ typedef enum calsim_point {
   CALSIM_AT_KV_APPLY_BEFORE, /* a list that reserves */
   CALSIM_AT_KV_APPLY_AFTER,  /* a list that commits, rolls back or releases */
   CALSIM_AT_COUNTERS,
+  CALSIM_AT_POLL,
   CALSIM_POINTS
 } calsim_point;
 typedef enum calsim_fault_kind {
@@ -253,14 +259,33 @@ typedef enum calsim_fault_kind {
   CALSIM_HANG,
   CALSIM_SLOW,
   CALSIM_DMA_ERROR,
-  CALSIM_NUMERIC_NAN,
+  CALSIM_NUMERIC_NAN, /* to NUMERIC_OFFSET: of logits */
+  CALSIM_NUMERIC_GARBAGE,
+  CALSIM_NUMERIC_CONSTANT,
+  CALSIM_NUMERIC_OFFSET,
+  CALSIM_STALE_OUTPUT,
+  CALSIM_SWAPPED_OUTPUT,
+  CALSIM_KV_STALE, /* to KV_BIT: of one position of a lane */
+  CALSIM_KV_SWAP,
+  CALSIM_KV_ZERO,
+  CALSIM_KV_BIT,
+  CALSIM_PAD_WRITE,
+  CALSIM_UNHEALTHY, /* to DEVICE_LOST: of the device */
+  CALSIM_STICKY,
+  CALSIM_DEVICE_LOST,
+  CALSIM_THERMAL,
+  CALSIM_DRIFT,
+  CALSIM_ILLEGAL_STEP,
   CALSIM_LOST_COMPLETION,
   CALSIM_LATE_COMPLETION,
   CALSIM_LATE_DMA,
-  CALSIM_KV_APPLY_BEFORE,
+  CALSIM_KV_APPLY_BEFORE, /* from here on about no job */
   CALSIM_KV_APPLY_AFTER,
   CALSIM_KV_CAN_LIE,
   CALSIM_COUNTER_SKEW,
+  CALSIM_COUNTER_STUCK,
+  CALSIM_COUNTER_NEGATIVE,
+  CALSIM_COUNTER_RESET,
   CALSIM_KINDS
 } calsim_fault_kind;
 typedef enum calsim_pick {
@@ -281,7 +306,7 @@ typedef struct calsim_rule {
   int64_t lane;                        /* -1: any */
   char model[64];                      /* empty: any */
   uint64_t after_ns, until_ns;
-  bool during_load;
+  bool during_load, lasting; /* lasting: fires for ever unless count= says otherwise */
   /* what the kind does; each uses its own */
   npurt_status code;
   uint32_t chip, ccu_code, kv_effect, release_level; /* release_level 0: never */
@@ -289,8 +314,13 @@ typedef struct calsim_rule {
   bool quiesce, runs, poll_sees, numeric_flag, partial;
   uint64_t pc, delay_ns, bytes, offset, lanes;
   double factor;
-  int64_t amount;   /* tokens of kv_can_lie, n of counter_skew */
-  uint32_t counter; /* calsim_counter_skewed */
+  int64_t amount;   /* tokens of kv_can_lie, n */
+  uint32_t counter; /* calsim_counter_find */
+  uint64_t held;    /* what that counter showed at the first firing */
+  uint32_t from, to;
+  int64_t position, victim; /* -1: none named */
+  uint64_t tau_ns;
+  int32_t rise_mdegc, limit_mdegc;
   uint64_t seen, matches, fired; /* since armed */
 } calsim_rule;
 
@@ -308,12 +338,14 @@ typedef struct calsim_occasion {
   const npurt_kv_op *ops;
   uint32_t stride, op_count;
 } calsim_occasion;
+extern const char *const CALSIM_POINT_NAMES[CALSIM_POINTS - 1];
 /* The rule that fires at this point, or NULL; counts and traces every decision. Lock held. */
-const calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
-                                   const calsim_occasion *occasion);
-const calsim_rule *calsim_job_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
-/* The counter that a rule skews. */
-uint64_t *calsim_counter_skewed(npurt_counters *counters, const calsim_rule *rule);
+calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
+                             const calsim_occasion *occasion);
+calsim_rule *calsim_job_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
+/* Change what is read as a rule that has just fired says. */
+bool calsim_counter_find(const char *name, uint32_t *index);
+void calsim_counter_change(npurt_counters *counters, calsim_rule *rule);
 uint64_t calsim_mix(uint64_t x);
 
 /* ---- calsim_calbin.c, calsim_buffer.c, calsim_memory.c --------------------------------- */
@@ -431,6 +463,14 @@ typedef struct calsim_capture {
   uint64_t first[CALSIM_MAX_ROWS]; /* token index of each row's first token */
 } calsim_capture;
 
+typedef struct calsim_damage { /* what a fault does to numbers; kind 0: nothing */
+  calsim_fault_kind kind;
+  uint64_t lanes, amount;
+  int64_t lane, position, victim;
+  bool flag;
+  float *saved; /* what was there before */
+} calsim_damage;
+
 typedef struct calsim_end { /* how a job ends */
   uint32_t state, kv_effect, flags;
   npurt_status status;
@@ -463,8 +503,9 @@ struct calsim_job {
   uint32_t fault_kv, release_level;
   bool doubtful, never_runs; /* by submit_indeterminate */
   bool unseen_by_wait;       /* by lost_completion: only poll and result show the end */
-  bool dma_fails, numeric_flag;
-  uint64_t dma_left, nan_lanes, late_bytes; /* dma_left: bytes until the transfer fails */
+  bool dma_fails;
+  calsim_damage damage;
+  uint64_t dma_left, late_bytes; /* dma_left: bytes until the transfer fails */
   calsim_end end;                           /* while a late end is pending */
   /* checks */
   uint64_t input_hash[CALSIM_LOGITS]; /* at submit; 0: not known */
@@ -476,6 +517,17 @@ struct calsim_job {
   atomic_bool abort; /* a reset or close wants the phase to end early */
 };
 
+/* calsim_carry.c: take on a fault of a phase; *cost is what the phase takes. What ends with a reset
+ * of this level; the heat that an EXEC leaves; how warm the chips are now. */
+void calsim_carry_fault(calsim_device *d, calsim_job *job, const calsim_rule *rule, uint64_t *cost);
+void calsim_cure(calsim_device *d, uint32_t level);
+void calsim_heat_end(calsim_device *d);
+int32_t calsim_temperature(calsim_device *d);
+/* calsim_damage.c: rows of the batch that are not active; what is kept before the forward (false:
+ * no memory) and done after it. */
+uint32_t calsim_pads(const calsim_job *job);
+bool calsim_damage_before(calsim_job *job);
+void calsim_damage_after(calsim_job *job);
 /* Phase EXEC without the lock: KV and logits in device memory. */
 npurt_status calsim_compute(calsim_job *job);
 npurt_status calsim_capture_allocate(calsim_job *job);
@@ -534,6 +586,13 @@ typedef struct calsim_worker { /* the thread that takes the jobs of one command 
   pthread_t thread;
 } calsim_worker;
 
+typedef struct calsim_thermal { /* with a thermal fault; tau_ns 0: none has fired */
+  double mdegc;
+  uint64_t seen_ns, tau_ns;
+  int32_t rise_mdegc;
+  bool throttled;
+} calsim_thermal;
+
 struct calsim_device {
   pthread_mutex_t lock;
   pthread_cond_t changed; /* a job, the clock or the device changed */
@@ -568,6 +627,9 @@ struct calsim_device {
   /* state that health, counters and resets report */
   uint64_t epoch, last_progress_ns;
   uint32_t health, advised, chip_health[CALSIM_CHIPS];
+  npurt_status sticky; /* not OK: every submit fails with it */
+  uint32_t cure_level; /* of the reset that ends sticky and sickness; 0: none does */
+  calsim_thermal thermal;
   npurt_counters totals; /* pending, running, left and inflight are computed */
   bool level1_done;      /* and nothing submitted since */
   bool reset_stamped[5];

@@ -35,6 +35,7 @@ const calsim_job *calsim_job_on_lane(const calsim_device *d, const calsim_bank *
 }
 
 void calsim_job_free(calsim_job *job) {
+  free(job->damage.saved);
   free(job->capture.logits);
   free(job->capture.route_idx);
   free(job->capture.route_weight);
@@ -45,6 +46,7 @@ void calsim_job_free(calsim_job *job) {
 
 static npurt_status check_current(const calsim_device *d, const npurt_submit_params *p) {
   if (d->resetting) return calsim_error(NPURT_E_BAD_STATE, "a reset is running");
+  if (d->sticky != NPURT_OK) return calsim_error(d->sticky, "the device refuses every job");
   if (p->expect_epoch != d->epoch)
     return calsim_error(NPURT_E_STALE_EPOCH, "built for epoch %llu; the device is in %llu",
                         (unsigned long long)p->expect_epoch, (unsigned long long)d->epoch);
@@ -159,7 +161,8 @@ static npurt_status take_rows(const npurt_submit_params *p, calsim_job *job, cal
                         most);
   if (p->lane_stride < CALSIM_ABI01(npurt_lane))
     return calsim_error(NPURT_E_STRUCT_SIZE, "lane_stride %u is too small", p->lane_stride);
-  if (job->calbin->m->lane_rule == CALSIM_RULE_UNDEFINED && p->lane_count < job->submodel->max_batch)
+  if (job->calbin->m->lane_rule == CALSIM_RULE_UNDEFINED &&
+      p->lane_count < job->submodel->max_batch)
     return calsim_error(NPURT_E_LANE_RULE, "%u of %u rows; the calbin has no rule for the others",
                         p->lane_count, job->submodel->max_batch);
   for (uint32_t i = 0; i < p->lane_count; ++i) {
@@ -353,6 +356,15 @@ npurt_status npurt_job_submit(npurt_device *handle, const npurt_submit_params *p
 
 /* ---- after submit ---------------------------------------------------------------------- */
 
+/* A state that the job is not in, where a fault wants it. */
+static void show_illegal_step(calsim_device *d, const calsim_job *job, npurt_job_state *state) {
+  const calsim_rule *rule = calsim_job_fault_at(d, CALSIM_AT_POLL, job);
+  if (rule == NULL) return;
+  state->state = rule->to;
+  if (rule->to == NPURT_JOB_DONE)
+    state->h.flags |= CALSIM_FLAG_TERMINAL | CALSIM_FLAG_QUIESCENT | CALSIM_FLAG_OUTPUT_VALID;
+}
+
 npurt_status npurt_job_poll(npurt_device *handle, npurt_ticket ticket, npurt_job_state *out) {
   npurt_status status = CALSIM_CHECK(out, npurt_job_state);
   if (status != NPURT_OK) return status;
@@ -367,6 +379,7 @@ npurt_status npurt_job_poll(npurt_device *handle, npurt_ticket ticket, npurt_job
                               .status = job->status,
                               .generation = job->generation,
                               .device_epoch = job->epoch};
+  if (job != NULL && job->state < NPURT_JOB_DONE) show_illegal_step(d, job, &state);
   calsim_unlock(d);
   if (job == NULL) return NPURT_E_STALE_TICKET;
   calsim_put(out, &state, sizeof state);

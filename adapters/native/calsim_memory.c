@@ -128,6 +128,12 @@ static uint32_t part_count(const calsim_job *job, uint32_t tensor) {
   return view->column_count == t.columns ? 1 : view->row_count;
 }
 
+/* The bank that a job's tensor lies in; by fault swapped_output an output comes from the other. */
+static uint32_t bank_of(const calsim_job *job, uint32_t tensor) {
+  bool swapped = job->damage.kind == CALSIM_SWAPPED_OUTPUT && tensor >= CALSIM_LOGITS;
+  return swapped ? CALSIM_BANKS - job->engine : job->engine - 1;
+}
+
 static part part_of(const calsim_job *job, uint32_t tensor, uint32_t i) {
   const calsim_view *view = &job->views[tensor];
   calsim_tensor t = calsim_tensor_of(job->calbin->m, job->submodel, tensor);
@@ -135,7 +141,7 @@ static part part_of(const calsim_job *job, uint32_t tensor, uint32_t i) {
   bool whole = view->column_count == t.columns;
   return (part){.host = view->host + (view->row_first + i) * row_bytes +
                         (uint64_t)view->column_first * t.element_bytes,
-                .address = job->calbin->layout.tensor[job->engine - 1][tensor] + i * row_bytes,
+                .address = job->calbin->layout.tensor[bank_of(job, tensor)][tensor] + i * row_bytes,
                 .bytes = whole ? row_bytes * view->row_count
                                : (uint64_t)view->column_count * t.element_bytes};
 }
@@ -213,8 +219,8 @@ static npurt_status check_inputs(calsim_job *job) {
 
 /* ---- checks of host memory in flight ---------------------------------------------------- */
 
-/* Several holders may look at host memory at once: who has the lock, and the phase of each bank that
- * runs without it, which goes by the bank's number. */
+/* Several holders may look at host memory at once: who has the lock, and the phase of each bank
+ * that runs without it, which goes by the bank's number. */
 enum { WITH_LOCK };
 
 /* Four undefined BF16 numbers that carry 28 bits of the ticket. */

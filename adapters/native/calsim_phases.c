@@ -1,7 +1,6 @@
 /* calsim_phases.c - the life of a job: QUEUED, H2D, EXEC, D2H, terminal. What it means to enter a
  * phase, to leave it and to end; when that happens: calsim_engine.c. */
 #include "calsim_internal.h"
-#include <stdio.h>
 
 static const char *const STATES[] = {"?",    "queued", "h2d",     "exec", "d2h",
                                      "done", "failed", "aborted", "lost"};
@@ -85,40 +84,6 @@ static void settle_late_write(calsim_device *d, calsim_job *job, npurt_status st
                      "HOST_MEMORY_GONE tensor logits: the job was never quiescent");
 }
 
-static void carry_ccu(calsim_job *job, const calsim_rule *rule) {
-  job->faulty = true;
-  job->fault_quiesces = rule->quiesce;
-  job->fault_kv = rule->kv_effect;
-  job->ccu =
-      (npurt_ccu_exception){.valid = 1, .chip = rule->chip, .code = rule->ccu_code, .pc = rule->pc};
-  snprintf(job->ccu.text, sizeof job->ccu.text, "injected by fault %s", rule->id);
-}
-
-/* Take on a fault of a phase; *cost is what the phase takes. */
-static void carry_fault(calsim_job *job, const calsim_rule *rule, uint64_t *cost) {
-  switch (rule->kind) {
-    case CALSIM_HANG:
-      job->hung = true;
-      job->release_level = rule->release_level;
-      break;
-    case CALSIM_SLOW: {
-      double slowed = (double)*cost * rule->factor;
-      *cost = slowed < 1e18 ? (uint64_t)slowed : 1000000000000000000u;
-      break;
-    }
-    case CALSIM_DMA_ERROR:
-      job->dma_fails = true;
-      job->dma_left = rule->offset;
-      snprintf(job->reason, sizeof job->reason, "transfer broken off by fault %s", rule->id);
-      break;
-    case CALSIM_NUMERIC_NAN:
-      job->nan_lanes = rule->lanes;
-      job->numeric_flag = rule->numeric_flag;
-      break;
-    default: carry_ccu(job, rule);
-  }
-}
-
 void calsim_enter(calsim_device *d, calsim_job *job, uint32_t state) {
   uint64_t now = calsim_now(d);
   uint64_t *begin = state == NPURT_JOB_H2D    ? &job->times.h2d_begin
@@ -134,8 +99,9 @@ void calsim_enter(calsim_device *d, calsim_job *job, uint32_t state) {
   calsim_trace(d, "%s job=%llu", STATES[state], (unsigned long long)job->ordinal);
   const calsim_rule *rule =
       calsim_job_fault_at(d, (calsim_point)(state - NPURT_JOB_H2D + CALSIM_AT_H2D), job);
-  if (rule != NULL) carry_fault(job, rule, &cost);
-  if (!job->hung) calsim_push(d, job, state - NPURT_JOB_H2D + NPURT_SIM_EVENT_H2D_END, now + cost);
+  if (rule != NULL) calsim_carry_fault(d, job, rule, &cost);
+  if (!job->hung && !job->over)
+    calsim_push(d, job, state - NPURT_JOB_H2D + NPURT_SIM_EVENT_H2D_END, now + cost);
   pthread_cond_broadcast(&d->changed);
 }
 
@@ -161,6 +127,7 @@ static void settle_h2d(calsim_device *d, calsim_job *job, npurt_status status, u
 
 static void settle_exec(calsim_device *d, calsim_job *job) {
   job->times.exec_end = calsim_now(d);
+  calsim_heat_end(d);
   job->times.d2d_ns = job->cost.d2d_ns;
   job->times.d2d_bytes = job->cost.d2d_bytes;
   job->times.valid |= 1u << 5 | 1u << 9 | 1u << 10;

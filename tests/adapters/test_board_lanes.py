@@ -1,4 +1,4 @@
-"""Batches on the simulated board: rows that are not active, rows fixed to lanes, continued prefills.
+"""Batches on the simulated board: inactive rows, rows fixed to lanes, continued prefills.
 
 Source: npurt.h (lane rules, flags of a submodel), npurt_sim.h (lane rules), E13, E15.
 """
@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.native_board import (
-    COMMIT,
     CONTEXT,
     DECODE,
     DECODE_4,
