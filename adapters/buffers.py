@@ -54,6 +54,7 @@ class SubmodelPart:
     incremental: bool
     csrs: tuple[tuple[int, bool, int], ...]
     """(id, per row, default) of the registers that every submit must set."""
+    incremental: bool = False
 
 
 @attrs.define(eq=False)
@@ -130,6 +131,7 @@ def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> Su
         incremental=bool(info.h.flags & npurt.SUBMODEL_INCREMENTAL_PREFILL),
         tensors=tuple(tensors),
         csrs=tuple(csrs),
+        incremental=bool(info.h.flags & npurt.INCREMENTAL_PREFILL),
     )
 
 

@@ -23,6 +23,9 @@ NUMERIC_FLAG = 8
 LATE = 16
 CANCEL_SEEN = 32
 
+# Flag of a submodel.
+INCREMENTAL_PREFILL = 1
+
 # Tensor directions, buffer directions and tasks.
 IN, OUT = 1, 2
 PREFILL, DECODE = 1, 2

@@ -8,6 +8,8 @@ some of ``input``, ``output`` and ``reuse`` with ``+`` between them; profile ``t
 ``overlap=`` says what of two jobs in flight overlaps: 0 nothing, 1 their commands only, 2 the
 transfer to the device with the other's compute, 3 (default) all three phases. ``persona=`` makes
 the board answer for its capabilities like another runtime: a file, or the name of one shipped here.
+``records=none`` leaves out the records of verification that the simulator carries without a persona
+(conformance.py).
 
 Source: native/npurt_sim.h.
 """
@@ -15,6 +17,7 @@ Source: native/npurt_sim.h.
 from pathlib import Path
 
 from laneway.adapters.binding import Library
+from laneway.adapters.conformance import PROOFS
 from laneway.adapters.device import NpurtDevice, open_calls
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import SimulatorControls
@@ -29,7 +32,7 @@ BOARD_KEYS = (
     *("h2d", "d2h", "prefill", "decode", "persona"),
     *("runtime_version", "driver_version", "firmware_version"),
 )
-KEYS = (*BOARD_KEYS, "faults")
+KEYS = (*BOARD_KEYS, "faults", "records")
 
 
 def open_device(
@@ -49,6 +52,7 @@ def open_device(
     plan = _read_plan(values.pop("faults", None))
     if "persona" in values:
         values["persona"] = _find_persona(values["persona"])
+    proven = _read_proven(values)
     opened = _need_simulator(open_library(library))
     config = "\n".join(f"{key} = {value}" for key, value in {"profile": profile, **values}.items())
     calls = open_calls(opened, config=config)
@@ -64,6 +68,7 @@ def open_device(
             virtual=clock == "virtual",
             scale=float(values.get("scale", "1")),
             options=_without_golden(chosen) if profile == "null" else chosen,
+            proven=proven,
         )
     except BaseException:
         calls.attempt("npurt_device_close")
@@ -88,6 +93,14 @@ def _find_persona(given: str) -> str:
         names = sorted(file.stem for file in Path(__file__).parent.glob("*.persona"))
         raise ConfigurationError(f"sim: persona={given}: no such file; shipped: {', '.join(names)}")
     return given
+
+
+def _read_proven(values: dict[str, str]) -> tuple[str, ...]:
+    """Take the key ``records``; return the capabilities that carry a record (G22)."""
+    records = values.pop("records", None)
+    if records not in (None, "none"):
+        raise ConfigurationError(f"sim: records={records}: none is the only word; use --records")
+    return () if records == "none" or "persona" in values else tuple(PROOFS)
 
 
 def _need_simulator(library: Library) -> Library:

@@ -46,9 +46,9 @@ PROMPT_TOKENS_MAX = 1 << 24
 
 KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
     {
-        "EngineStarted": (1, inputs.EngineStarted),
+        "EngineStarted": (2, inputs.EngineStarted),
         "LoadRequested": (1, inputs.LoadRequested),
-        "ArtifactValidated": (1, inputs.ArtifactValidated),
+        "ArtifactValidated": (2, inputs.ArtifactValidated),
         "ArtifactRefused": (1, inputs.ArtifactRefused),
         "ModelConfigured": (1, inputs.ModelConfigured),
         "ConfigureFailed": (1, inputs.ConfigureFailed),
