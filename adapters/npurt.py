@@ -23,13 +23,14 @@ NUMERIC_FLAG = 8
 LATE = 16
 CANCEL_SEEN = 32
 
-# Flag of a submodel.
-INCREMENTAL_PREFILL = 1
-
 # Tensor directions, buffer directions and tasks.
 IN, OUT = 1, 2
 PREFILL, DECODE = 1, 2
 TASKS = {PREFILL: "prefill", DECODE: "decode"}
+
+# Command banks a job may run on: whichever is free, or one of the two. Options of a device.
+ENGINE_AUTO, ENGINE_PING, ENGINE_PONG = 0, 1, 2
+OPTION_PARALLEL_MODE = 2
 
 # Parts of npurt_buffer_restore.
 SUBMODEL_INCREMENTAL_PREFILL = 1

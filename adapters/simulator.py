@@ -36,7 +36,11 @@ KEYS = (*BOARD_KEYS, "faults", "records")
 
 
 def open_device(
-    rest: str, *, library: str | None = None, options: ArtifactOptions | None = None
+    rest: str,
+    *,
+    library: str | None = None,
+    options: ArtifactOptions | None = None,
+    exclusive: bool = False,
 ) -> NpurtDevice:
     """Open a simulated board by the rest of its URL.
 
@@ -55,7 +59,7 @@ def open_device(
     proven = _read_proven(values)
     opened = _need_simulator(open_library(library))
     config = "\n".join(f"{key} = {value}" for key, value in {"profile": profile, **values}.items())
-    calls = open_calls(opened, config=config)
+    calls = open_calls(opened, config=config, exclusive=exclusive)
     controls = SimulatorControls(calls)
     chosen = options if options is not None else ArtifactOptions()
     try:

@@ -2,7 +2,7 @@
 
 A feature needs capabilities, and each capability is held against one rule by its level:
 
-* C0: on.
+* C0: on, unless its check failed here.
 * C1, C2: on with a passed verification record of this very system.
 * C3: on when the vendor delivered it (the device says yes), attests it (the word is from a vendor
   document) and a record of this system passed.
@@ -280,13 +280,15 @@ def _hold(
         return _Lacking("record", f"{row.name} was only ever simulated{said}")
     if row.evidence == "C0" and not row.supported:
         return _Lacking("device", f"the device does not say yes to {row.name}{said}")
+    record = _find_record(row.name, records, fingerprint)
+    if isinstance(record, _Lacking) and record.kind == "failed":
+        return record
     by_record = need.by_record or row.support == "unknown"
     short = need.lack(row.value)
     if short and not by_record:
         return _Lacking("deliverable", short)
     if row.evidence == "C0" and not short:
         return _Held(row.value, "C0")
-    record = _find_record(row.name, records, fingerprint)
     if isinstance(record, _Lacking):
         return record
     value = max(row.value, record.value) if by_record else row.value
@@ -419,9 +421,8 @@ def find_grant(facts: DeviceFacts, feature: str, calbin_sha256: str) -> Grant | 
     Why not a mixture: a calbin that records name was decided as a whole, and what failed for it is
     off although it holds for others.
     """
-    own = [each for each in facts.grants if each.calbin_sha256 == calbin_sha256]
-    considered = own or [each for each in facts.grants if not each.calbin_sha256]
-    return next((each for each in considered if each.feature == feature), None)
+    considered = facts.granted.get(calbin_sha256) or facts.granted.get("") or {}
+    return considered.get(feature)
 
 
 def inflight_max(facts: DeviceFacts, calbin_sha256: str) -> int:

@@ -59,6 +59,15 @@ class DeviceFacts:
     chunked_prefill: bool = False
     """Whether a prompt may be run in parts, where the submodel takes them (R5.5)."""
 
+    @cached_property
+    def granted(self) -> Mapping[str, Mapping[str, Grant]]:
+        """The grants by calbin, then by feature."""
+        calbins = dict.fromkeys(each.calbin_sha256 for each in self.grants)
+        return {
+            sha256: {each.feature: each for each in self.grants if each.calbin_sha256 == sha256}
+            for sha256 in calbins
+        }
+
 
 @attrs.frozen(kw_only=True)
 class EngineStarted:

@@ -436,8 +436,8 @@ def test_a_device_takes_a_shipped_persona_by_name() -> None:
     device = open_device("sim:tiny?clock=manual&persona=calrt-0.7.6")
     facts = device.describe()
     device.stop()
-    told = {name: (support, evidence) for name, support, evidence, _, _ in facts.capabilities}
-    assert (told["MULTI_BOARD"], told["PING_PONG"]) == ((1, 4), (0, 1))
+    told = {row.name: (row.support, row.evidence) for row in facts.capabilities}
+    assert (told["MULTI_BOARD"], told["PING_PONG"]) == (("no", "C4"), ("unknown", "C1"))
     assert facts.inflight_max == 1
 
 

@@ -80,6 +80,11 @@ def test_c0_is_on_as_far_as_it_says() -> None:
     assert lacking.kind == "deliverable" and "LAYOUTS does not name pp2" in lacking.reason
 
 
+def test_c0_is_off_where_its_check_failed() -> None:
+    failed = record("CANCEL", result="failed", note="it hangs")
+    assert refused("cancel", (row("CANCEL", "C0"),), (failed,)).kind == "failed"
+
+
 def test_c0_that_does_not_say_yes_is_off() -> None:
     assert refused("cancel", (row("CANCEL", "C0", "unknown"),)).kind == "device"
 
