@@ -392,35 +392,40 @@ def check_batch(probed: Probed, seed: int) -> Iterator[Finding]:
     ]
     alone = [run_alone(probed, story) for story in told]
     if rows == decode.batch_max:
-        _run_batch(probed, told, alone)
+        _run_batch(probed, told, alone, active=rows)
         yield Finding("BATCH_LANES", value=rows, note=f"{rows} rows equal each alone, bit for bit")
     else:
         yield Finding.skip("BATCH_LANES", f"{rows} lanes cannot fill a batch of {decode.batch_max}")
     if not decode.lane_rule:
         yield Finding.skip("LANE_RULE", "the calbin has no rule for inactive lanes")
         return
-    _run_batch(probed, told[: rows // 2 + 1], alone)
+    _run_batch(probed, told, alone, active=rows // 2 + 1)
     rule = npurt.LANE_RULES.get(decode.lane_rule, str(decode.lane_rule))
-    note = f"{rule}: {rows // 2 + 1} of {decode.batch_max} rows equal each alone, bit for bit"
+    some = f"{rows // 2 + 1} of {decode.batch_max} rows"
+    note = f"{rule}: {some} equal each alone, and no other lane changed"
     yield Finding("LANE_RULE", value=1 << decode.lane_rule, note=note)
 
 
-def _run_batch(probed: Probed, told: list[Story], alone: list[list[Output]]) -> None:
+def _run_batch(
+    probed: Probed, told: list[Story], alone: list[list[Output]], *, active: int
+) -> None:
+    """Run the first stories as one batch, then the others alone: their lanes must be untouched."""
     sequences = [probed.open() for _ in told]
     for story, sequence in zip(told, sequences, strict=True):
         probed.run(Piece(sequence, story.prompt))
     for step in range(2):
-        pieces = [
-            Piece(sequence, (story.forced[step],))
-            for story, sequence in zip(told, sequences, strict=True)
-        ]
+        pieces = [Piece(sequences[row], (told[row].forced[step],)) for row in range(active)]
         output = probed.finish(probed.wait((probed.start(pieces),)))
-        for row in range(len(told)):
-            wanted = alone[row][1 + step]
+        for row in range(active):
             own = attrs.evolve(
                 output, logits=output.logits[row : row + 1], digests=output.digests[row : row + 1]
             )
-            compare([wanted], [own], f"row {row} of {len(told)}")
+            compare([alone[row][1 + step]], [own], f"row {row} of {active}")
+    for row in range(active, len(told)):
+        for step in range(2):
+            found = probed.run(Piece(sequences[row], (told[row].forced[step],)))
+            name = f"lane {sequences[row].lane}, which was in no row of the batch"
+            compare([alone[row][1 + step]], [found], name)
     for sequence in sequences:
         probed.release(sequence)
 

@@ -114,6 +114,22 @@ def test_a_calbin_of_batch_one_is_skipped_for_batches(tmp_path: Path) -> None:
     assert "compiled for batch 1" in findings[0].note
 
 
+@pytest.mark.parametrize(
+    ("rule", "value"), [("length_zero", 2), ("mask_csr", 4), ("scratch_lane", 8), ("undefined", 0)]
+)
+def test_each_lane_rule_is_held_against_rows_alone(rule: str, value: int, tmp_path: Path) -> None:
+    folder = tmp_path / rule
+    source = ROOT / "models" / "tiny-dense"
+    pack(source, folder, batch=(1, 4), context=CONTEXT, lanes=LANES, lane_rule=rule)
+    device = open_device("sim:?clock=virtual")
+    assert isinstance(device, NpurtDevice)
+    lanes, inactive = run(Probed(device, folder), "batch")
+    device.stop()
+    assert (lanes.result, lanes.value) == ("passed", 4)
+    result = "passed" if value else "skipped"
+    assert (inactive.result, inactive.value) == (result, value)
+
+
 # ---------------------------------------------------------------------------- what is planted
 
 
@@ -159,7 +175,20 @@ def test_an_output_of_the_job_before_is_found(
     assert "differ from the same job alone" in failing(probed, "interleave")
 
 
-def test_a_poked_kv_row_is_found(probing_on: Probing, monkeypatch: pytest.MonkeyPatch) -> None:
+def poke(probed: Probed, lane: int) -> None:
+    """Change one number of a lane's KV."""
+    chip, address, size = ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_uint64()
+    where = (ctypes.byref(chip), ctypes.byref(address), ctypes.byref(size))
+    probed.calls.library.call("npurt_sim_kv_address", probed.bank, lane, *where)
+    number = np.array([1.5], np.float32)
+    probed.calls.call(
+        "npurt_sim_poke", chip.value, address.value, number.ctypes.data, number.nbytes
+    )
+
+
+def test_a_kv_row_that_changes_beside_another_job_is_found(
+    probing_on: Probing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One number of another lane's KV is changed whenever two jobs are in flight."""
     probed = probing_on("sim:?clock=virtual")
     start = Probed.start
@@ -167,20 +196,31 @@ def test_a_poked_kv_row_is_found(probing_on: Probing, monkeypatch: pytest.Monkey
     def disturb(self: Probed, pieces: Any, **more: Any) -> Any:
         flight = start(self, pieces, **more)
         if len(self._flights) == 2:
-            lane = self._flights[0].pieces[0].sequence.lane
-            chip, address, size = ctypes.c_uint32(), ctypes.c_uint64(), ctypes.c_uint64()
-            self._call(
-                "npurt_sim_kv_address",
-                *(self.bank, lane, ctypes.byref(chip), ctypes.byref(address), ctypes.byref(size)),
-            )
-            number = np.array([1.5], np.float32)
-            self.calls.call(
-                "npurt_sim_poke", chip.value, address.value, number.ctypes.data, number.nbytes
-            )
+            poke(self, self._flights[0].pieces[0].sequence.lane)
         return flight
 
     monkeypatch.setattr(Probed, "start", disturb)
     assert "differ from the same job alone" in failing(probed, "interleave")
+
+
+def test_an_inactive_row_that_writes_a_lane_is_found(
+    probing_on: Probing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows of four are active; what the fourth writes is on the lane of a bystander.
+
+    By hand: four stories alone take lanes 0 to 3 in turn, the full batch takes 4 to 7, and so the
+    part of a batch takes 0 to 2 and the bystander 3.
+    """
+    probed = probing_on("sim:?clock=virtual")
+    start = Probed.start
+
+    def pad(self: Probed, pieces: Any, **more: Any) -> Any:
+        if len(pieces) == 3:
+            poke(self, pieces[-1].sequence.lane + 1)
+        return start(self, pieces, **more)
+
+    monkeypatch.setattr(Probed, "start", pad)
+    assert "lane 3, which was in no row of the batch" in failing(probed, "batch")
 
 
 @pytest.mark.parametrize("step", [(npurt.JOB_DONE, 1), (1, npurt.JOB_DONE), (3, 2)])
