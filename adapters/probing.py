@@ -347,8 +347,7 @@ class Probed:
 
         Raises: CheckFailed if it did not end well.
         """
-        done = npurt.Completion()
-        self.calls.call("npurt_job_result", flight.ticket, ctypes.byref(done))
+        done = self._result(flight)
         state = npurt.JOB_STATES.get(done.state, str(done.state))
         if done.state != npurt.JOB_DONE or done.h.flags & _WHOLE != _WHOLE or done.status:
             raise CheckFailed(
@@ -373,6 +372,14 @@ class Probed:
         self._flights.remove(flight)
         self.ledger.finished += 1
         return output
+
+    def _result(self, flight: Flight) -> npurt.Completion:
+        """Return how a job ended. Raises: CheckFailed if it was told to have ended and has not."""
+        done = npurt.Completion()
+        answer = self.calls.attempt("npurt_job_result", flight.ticket, ctypes.byref(done))
+        if not answer.ok:
+            raise CheckFailed(f"job {flight.ticket} was told done too early: {answer.reason}")
+        return done
 
     def _read(self, flight: Flight, done: npurt.Completion) -> Output:
         rows = range(len(flight.pieces))
@@ -399,9 +406,16 @@ class Probed:
     # ---------------------------------------------------------------------- ending
 
     def finish_all(self) -> None:
-        """Let everything in flight end, whatever became of it."""
+        """Let everything in flight end, whatever became of it.
+
+        Raises: CheckFailed when it does not, or is not known to be quiet afterwards.
+        """
         while self._flights:
             flight = self.wait(self._flights)
+            done = self._result(flight)
+            if not done.h.flags & npurt.QUIESCENT:
+                raise CheckFailed(f"job {flight.ticket} never became quiescent")
+            self.calls.call("npurt_job_retire", flight.ticket)
             self._flights.remove(flight)
 
     def close(self) -> None:

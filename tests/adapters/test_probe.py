@@ -417,3 +417,37 @@ def _runs_apart(probed: Probed, tokens: tuple[int, ...]) -> list[probing.Output]
         outputs.append(probed.run(Piece(sequence, tokens)))
         probed.release(sequence)
     return outputs
+
+
+# ---------------------------------------------------------------------------- faults of the board
+
+
+LIES = {
+    "stale_output inflight>=2 count=inf": ("interleave", "differ from the same job alone"),
+    "stale_output inflight>=2 nth=3": ("ping-pong", "differ from the same job alone"),
+    "swapped_output inflight>=2 count=inf": ("interleave", "differ from the same job alone"),
+    "swapped_output inflight>=2 nth=2": ("ping-pong", "differ from the same job alone"),
+    "kv_bit inflight>=2 pos=0 count=inf": ("interleave", "differ from the same job alone"),
+    "kv_zero inflight>=2 pos=0 count=inf": ("interleave", "differ from the same job alone"),
+    "numeric_garbage count=inf": ("golden", "logits differ"),
+    "numeric_offset count=inf": ("interleave", "golden run 0"),
+    "pad_write victim=3 count=inf": ("batch", "lane 3, which was in no row of the batch"),
+    "illegal_step from=exec to=queued count=inf": ("status", "the state went back"),
+    "illegal_step from=exec to=done every=2": ("status", "told done too early"),
+    "illegal_step from=h2d to=done count=inf": ("status", "told done too early"),
+    "counter_stuck field=finished": ("counters", "against the ledger"),
+    "counter_negative field=left count=inf": ("counters", "counters moved without a job"),
+    "counter_skew field=pending n=1 skip=6 count=inf": ("counters", "against the ledger"),
+    "counter_reset field=submitted skip=9": ("counters", "against the ledger"),
+}
+"""What the board does wrong, the check that must find it, and its words."""
+
+
+@pytest.mark.parametrize("fault", LIES)
+def test_what_the_board_does_wrong_is_found(
+    fault: str, tmp_path: Path, probing_on: Probing
+) -> None:
+    plan = tmp_path / "plan"
+    plan.write_text(f"fault a kind={fault}\n")
+    check, words = LIES[fault]
+    assert words in failing(probing_on(f"sim:?clock=virtual&faults={plan}"), check)
