@@ -19,7 +19,11 @@ KEYS = ("index", "chips", "exclusive", "config")
 
 
 def open_device(
-    rest: str, *, library: str | None = None, options: ArtifactOptions | None = None
+    rest: str,
+    *,
+    library: str | None = None,
+    options: ArtifactOptions | None = None,
+    exclusive: bool = False,
 ) -> NpurtDevice:
     """Open a device by the rest of its URL; without a path the library is looked up.
 
@@ -34,7 +38,7 @@ def open_device(
         config=_read_config(values.get("config")),
         index=index,
         chip_mask=_number(values, "chips", most=255),
-        exclusive=bool(_number(values, "exclusive", most=1)),
+        exclusive=exclusive or bool(_number(values, "exclusive", most=1)),
     )
     controls = SimulatorControls(calls) if calls.library.simulates else None
     try:

@@ -54,6 +54,9 @@ class SubmodelPart:
     incremental: bool
     csrs: tuple[tuple[int, bool, int], ...]
     """(id, per row, default) of the registers that every submit must set."""
+    engine_modes: int = 1
+    """Bit i: engine mode i (auto, ping, pong)."""
+    lane_rule: int = 0
 
 
 @attrs.define(eq=False)
@@ -130,6 +133,8 @@ def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> Su
         incremental=bool(info.h.flags & npurt.SUBMODEL_INCREMENTAL_PREFILL),
         tensors=tuple(tensors),
         csrs=tuple(csrs),
+        engine_modes=info.engine_modes,
+        lane_rule=info.lane_rule,
     )
 
 
@@ -152,11 +157,27 @@ def _take_tensor(info: npurt.TensorInfo) -> Tensor:
     return Tensor(info.index, name, info.direction, dtype, shape, need)
 
 
+def csr_values(part: SubmodelPart, rows: int) -> ctypes.Array[npurt.CsrValue]:
+    """Make the full snapshot of required registers (D7)."""
+    values = [
+        npurt.CsrValue(identity, row, default)
+        for identity, per_row, default in part.csrs
+        for row in range(rows if per_row else 1)
+    ]
+    return (npurt.CsrValue * len(values))(*values)
+
+
 def create_buffer(
-    calls: DeviceCalls, calbin: ctypes.c_void_p, number: int, part: SubmodelPart
+    calls: DeviceCalls,
+    calbin: ctypes.c_void_p,
+    number: int,
+    part: SubmodelPart,
+    *,
+    engine_mode: int = npurt.ENGINE_AUTO,
 ) -> Buffer:
     """Create both runtime objects of a buffer and map its arena to every tensor.
 
+    ``engine_mode`` binds them to one command bank.
     Raises: DeviceError; nothing is left behind then.
     """
     offsets: dict[int, int] = {}
@@ -172,7 +193,12 @@ def create_buffer(
     buffer = Buffer(number, part, arena, views, {})
     try:
         for direction in (npurt.IN, npurt.OUT):
-            spec = npurt.BufferSpec(submodel=part.index, direction=direction, lanes=part.batch_max)
+            spec = npurt.BufferSpec(
+                submodel=part.index,
+                direction=direction,
+                engine_mode=engine_mode,
+                lanes=part.batch_max,
+            )
             pointer = ctypes.c_void_p()
             calls.library.call(
                 "npurt_buffer_create",

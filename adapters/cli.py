@@ -21,6 +21,7 @@ from laneway.adapters import (
     cli_journal,
     cli_machines,
     cli_model,
+    cli_probe,
     cli_run,
     cli_soak,
 )
@@ -42,6 +43,7 @@ app.command("run")(cli_run.run)
 app.command("bench")(cli_bench.bench)
 app.command("soak")(cli_soak.soak)
 app.command("devices")(cli_devices.devices)
+app.command("probe")(cli_probe.probe_device)
 app.add_typer(cli_machines.app, name="machines")
 app.add_typer(cli_model.app, name="model")
 app.add_typer(cli_journal.app, name="journal")

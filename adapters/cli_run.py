@@ -13,6 +13,7 @@ from rich.console import Console
 from laneway.adapters import open_device
 from laneway.adapters.device import NpurtDevice
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
+from laneway.adapters.records import read_records
 from laneway.adapters.screen import Screen, watch_loading
 from laneway.engine import (
     Engine,
@@ -26,6 +27,7 @@ from laneway.engine import (
     Usage,
 )
 from laneway.engine.errors import ConfigurationError, DeviceLostError
+from laneway.engine.evidence import VerificationRecord
 from laneway.journal import open_journal
 
 LOGPROB_LEAST = -9999.0
@@ -57,6 +59,9 @@ def run(
     deadline: Annotated[float | None, typer.Option(help="Seconds, each.")] = None,
     journal: Annotated[
         str | None, typer.Option(help="Journal file, made or continued; default in memory.")
+    ] = None,
+    records: Annotated[
+        Path | None, typer.Option(help="Verification records of this device (laneway probe).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
 ) -> None:
@@ -101,7 +106,8 @@ def run(
         )
         for prompt in wanted
     ]
-    with _open_engine(device, journal) as engine:
+    verified = read_records(records) if records is not None else ()
+    with _open_engine(device, journal, verified) as engine:
         _load(engine, alias, folder, quiet=as_json)
         results = asyncio.run(_answer(engine, requests, quiet=as_json))
     if as_json:
@@ -113,7 +119,7 @@ def run(
     raise typer.Exit(DONE if all(result.error is None for result in results) else ANSWER_IS_NO)
 
 
-def _open_engine(url: str, journal: str | None) -> Engine:
+def _open_engine(url: str, journal: str | None, records: tuple[VerificationRecord, ...]) -> Engine:
     """Open device and journal and put an engine over them; nothing stays open if that fails.
 
     Raises: DeviceError, JournalError, ConfigurationError.
@@ -128,7 +134,7 @@ def _open_engine(url: str, journal: str | None) -> Engine:
             )
         opened = open_journal(journal)
         undo.callback(opened.close)
-        engine = Engine(device=port, journal=opened)
+        engine = Engine(device=port, journal=opened, records=records)
         undo.pop_all()
     return engine
 

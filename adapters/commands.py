@@ -15,7 +15,13 @@ from collections.abc import Callable, MutableMapping
 from laneway.adapters import npurt
 from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Answer
-from laneway.adapters.buffers import Buffer, bury_buffer, create_buffer, destroy_buffer
+from laneway.adapters.buffers import (
+    Buffer,
+    bury_buffer,
+    create_buffer,
+    csr_values,
+    destroy_buffer,
+)
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_counters, read_health
 from laneway.adapters.loaded import Generation, LoadedModel
@@ -130,7 +136,7 @@ class Commands:
         self, model: LoadedModel, generation: Generation, buffer: Buffer, effect: SubmitJob
     ) -> tuple[Answer, int]:
         rows = model.device_rows(effect)
-        csrs = _csr_values(buffer, len(effect.rows))
+        csrs = csr_values(buffer.submodel, len(effect.rows))
         params = npurt.SubmitParams(
             in_=buffer.pointers[npurt.IN],
             out=buffer.pointers[npurt.OUT],
@@ -443,13 +449,3 @@ def _kv_failure(blamed: KvOperation, job: int | None, code: int, *, reason: str)
         reason=f"{blamed.verb} lane/{blamed.lane} {blamed.from_tokens} to {blamed.to_tokens},"
         f" transaction {blamed.transaction}: {reason}",
     )
-
-
-def _csr_values(buffer: Buffer, rows: int) -> ctypes.Array[npurt.CsrValue]:
-    """Make the full snapshot of required registers (D7)."""
-    values = [
-        npurt.CsrValue(identity, row, default)
-        for identity, per_row, default in buffer.submodel.csrs
-        for row in range(rows if per_row else 1)
-    ]
-    return (npurt.CsrValue * len(values))(*values)

@@ -98,7 +98,8 @@ class NpurtDevice:
 
     ``simulator`` holds the simulator's own entries, None on other libraries. ``stepped``: device
     time moves only in ``advance``. ``virtual``: it is meant to be stepped by an engine without
-    threads. ``scale``: device seconds per second, where time runs by itself.
+    threads. ``scale``: device seconds per second, where time runs by itself. ``proven``: what a
+    simulator carries records of.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class NpurtDevice:
         scale: float = 1.0,
         options: ArtifactOptions | None = None,
         graveyard: Graveyard | None = None,
+        proven: tuple[str, ...] = (),
     ) -> None:
         self.calls = calls
         self.graveyard = graveyard if graveyard is not None else Graveyard()
@@ -126,7 +128,7 @@ class NpurtDevice:
             DeviceClock(calls, stepped=self.stepped, scale=scale) if simulator is not None else None
         )
         self._clock: Clock = self._own_clock if self._own_clock is not None else MonotonicClock()
-        self._described = read_device(calls, url=url, index=index)
+        self._described = read_device(calls, url=url, index=index, proven=proven)
         self._models: dict[int, LoadedModel] = {}
         self._queue: deque[DeviceEffect] = deque()
         self._post: Callable[[Input], None] | None = None

@@ -69,7 +69,7 @@ def describe(error: BaseException) -> str:
         return "terminated"
     if isinstance(error, _COMMAND_LINE_ERROR):
         return _describe_usage(error)
-    text = _one_line(str(error)) or type(error).__name__
+    text = one_line(str(error)) or type(error).__name__
     if exit_code(error) == INTERNAL:
         return f"internal error ({type(error).__name__}): {text}; run again with --debug"
     return text
@@ -82,13 +82,13 @@ def is_help(error: BaseException) -> bool:
 
 def _describe_usage(error: BaseException) -> str:
     """Say what is wrong with the command line, and where its help is."""
-    text = _one_line(str(getattr(error, "format_message", lambda: error)())).rstrip(".")
+    text = one_line(str(getattr(error, "format_message", lambda: error)())).rstrip(".")
     context = getattr(error, "ctx", None)
     command = "laneway" if context is None else context.command_path
     return f"{text}; see {command} --help"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a text as one line of characters that can be printed.
 
     Why: it may quote a file name or a library's words, and those may steer a terminal.

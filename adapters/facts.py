@@ -10,10 +10,11 @@ import attrs
 
 from laneway.adapters import npurt
 from laneway.adapters.calls import DeviceCalls
+from laneway.engine.evidence import EVIDENCE, SIMULATED, SOURCES, SUPPORT, Capability
 from laneway.engine.inputs import CcuRecord, ChipFacts, DeviceFacts, HealthFacts, JobTimes
 
 _CAPS_MAX = 256
-_IN_FLIGHT = 1 + npurt.CAPABILITIES.index("IN_FLIGHT")
+_SIMULATED = 9
 
 _COUNTER_NAMES = (
     *("submitted", "pending", "running", "finished", "left", "failed", "aborted", "late"),
@@ -34,8 +35,13 @@ class Described:
     chip_indices: tuple[int, ...]
 
 
-def read_device(calls: DeviceCalls, *, url: str, index: int) -> Described:
-    """Read versions, chips and capabilities of an opened device. Raises: DeviceError."""
+def read_device(
+    calls: DeviceCalls, *, url: str, index: int, proven: tuple[str, ...] = ()
+) -> Described:
+    """Read versions, chips and capabilities of an opened device.
+
+    ``proven``: what a simulator carries records of (G22). Raises: DeviceError.
+    """
     desc = npurt.DeviceDesc()
     if calls.library.has("npurt_sim_describe"):
         # The index names the simulated board that was opened last, which may be another one.
@@ -46,12 +52,11 @@ def read_device(calls: DeviceCalls, *, url: str, index: int) -> Described:
     calls.call("npurt_device_health", ctypes.byref(health))
     chips = tuple(chip for chip in range(npurt.MAX_CHIPS) if desc.chip_present_mask & (1 << chip))
     capabilities = tuple(_read_capabilities(calls))
-    backend = _text(calls.library.info.backend_name) or npurt.BACKENDS.get(
-        calls.library.info.backend_kind, "unknown"
-    )
+    info = calls.library.info
+    kind = npurt.BACKENDS.get(info.backend_kind, "unknown")
     facts = DeviceFacts(
         url=url,
-        backend=backend,
+        backend=_text(info.backend_name) or kind,
         product=_text(desc.product),
         serial=_text(desc.serial),
         runtime_version=_version(desc, 0, desc.runtime_version),
@@ -62,6 +67,10 @@ def read_device(calls: DeviceCalls, *, url: str, index: int) -> Described:
         chips=read_chips(calls, chips),
         capabilities=capabilities,
         counters=read_counters(calls),
+        backend_kind=kind,
+        backend_version=_text(info.backend_version),
+        chip_mask=desc.chip_present_mask,
+        proven=proven,
     )
     return Described(facts, chips)
 
@@ -133,22 +142,38 @@ def _version(desc: npurt.DeviceDesc, bit: int, raw: bytes) -> str:
     return _text(raw) if desc.version_valid & (1 << bit) else "unknown"
 
 
-def _read_capabilities(calls: DeviceCalls) -> Iterator[tuple[str, int, int, int, int]]:
+def _read_capabilities(calls: DeviceCalls) -> Iterator[Capability]:
     caps = (npurt.Cap * _CAPS_MAX)()
     for cap in caps:
         cap.h.struct_size = ctypes.sizeof(npurt.Cap)
     count = ctypes.c_uint32(_CAPS_MAX)
     calls.call("npurt_device_caps", caps, ctypes.sizeof(npurt.Cap), ctypes.byref(count))
     for cap in caps[: min(count.value, _CAPS_MAX)]:
-        known = 1 <= cap.id <= len(npurt.CAPABILITIES)
-        name = npurt.CAPABILITIES[cap.id - 1] if known else f"CAPABILITY_{cap.id}"
-        yield name, cap.support, cap.evidence, cap.source, cap.value
+        yield read_capability(cap)
 
 
-def _inflight_max(capabilities: tuple[tuple[str, int, int, int, int], ...]) -> int:
+def read_capability(cap: npurt.Cap) -> Capability:
+    """Take one row of the table; a number that the ABI does not know is no evidence for anything.
+
+    Why C3 then: the least that turns on only by the vendor's word and a record.
+    """
+    known = 1 <= cap.id <= len(npurt.CAPABILITIES)
+    levels = {_SIMULATED: SIMULATED, **dict(enumerate(EVIDENCE[:5]))}
+    understood = cap.evidence in levels and cap.support < len(SUPPORT)
+    return Capability(
+        name=npurt.CAPABILITIES[cap.id - 1] if known else f"CAPABILITY_{cap.id}",
+        support=SUPPORT[cap.support] if understood else "unknown",
+        evidence=levels[cap.evidence] if understood else "C3",
+        source=SOURCES[cap.source] if cap.source < len(SOURCES) else "unknown",
+        value=cap.value,
+        scope=_text(cap.scope),
+        note=_text(cap.note),
+    )
+
+
+def _inflight_max(capabilities: tuple[Capability, ...]) -> int:
     """Take the value of IN_FLIGHT; 1 where the device does not say (E11)."""
-    name = npurt.CAPABILITIES[_IN_FLIGHT - 1]
-    values = [value for told, support, _, _, value in capabilities if told == name and support >= 2]
+    values = [row.value for row in capabilities if row.name == "IN_FLIGHT" and row.supported]
     return max(values, default=1)
 
 

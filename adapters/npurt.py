@@ -28,8 +28,13 @@ IN, OUT = 1, 2
 PREFILL, DECODE = 1, 2
 TASKS = {PREFILL: "prefill", DECODE: "decode"}
 
+# Command banks a job may run on: whichever is free, or one of the two. Options of a device.
+ENGINE_AUTO, ENGINE_PING, ENGINE_PONG = 0, 1, 2
+OPTION_PARALLEL_MODE = 2
+
 # Parts of npurt_buffer_restore.
 SUBMODEL_INCREMENTAL_PREFILL = 1
+SUBMODEL_FIXED_ROWS = 4
 """Flag of npurt_submodel_info."""
 
 RESTORE_SLICES, RESTORE_TENSORS, RESTORE_MAPS = 1, 2, 4

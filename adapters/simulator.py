@@ -5,6 +5,11 @@ The library is found as adapters/library.py says; the URL's keys become the boar
 ``manual`` by a test, ``virtual`` by an engine without threads, as fast as the machine allows.
 ``checks=`` says which mistakes with memory in flight the board looks for: ``all``, ``none``, or
 some of ``input``, ``output`` and ``reuse`` with ``+`` between them; profile ``tiny`` looks for all.
+``overlap=`` says what of two jobs in flight overlaps: 0 nothing, 1 their commands only, 2 the
+transfer to the device with the other's compute, 3 (default) all three phases. ``persona=`` makes
+the board answer for its capabilities like another runtime: a file, or the name of one shipped here.
+``records=none`` leaves out the records of verification that the simulator carries without a persona
+(conformance.py).
 
 Source: native/npurt_sim.h.
 """
@@ -13,6 +18,7 @@ from pathlib import Path
 
 from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Library
+from laneway.adapters.conformance import PROOFS
 from laneway.adapters.device import NpurtDevice, open_calls
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import SimulatorControls
@@ -20,13 +26,14 @@ from laneway.adapters.urls import parse_rest
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine.errors import CapabilityError, ConfigurationError
 
-PROFILES = ("tiny", "null", "tp2-ref")
+PROFILES = ("tiny", "null", "cost", "tp2-ref", "tp2-b4", "tp2-b8", "tp2-b16")
 CLOCKS = ("real", "manual", "virtual")
 BOARD_KEYS = (
-    *("seed", "clock", "scale", "strict", "capture", "checks", "dram_bytes"),
+    *("seed", "clock", "scale", "strict", "capture", "checks", "overlap", "dram_bytes"),
+    *("h2d", "d2h", "prefill", "decode", "persona"),
     *("runtime_version", "driver_version", "firmware_version"),
 )
-KEYS = (*BOARD_KEYS, "faults")
+KEYS = (*BOARD_KEYS, "faults", "records")
 
 
 def open_device(
@@ -35,6 +42,7 @@ def open_device(
     library: str | None = None,
     options: ArtifactOptions | None = None,
     graveyard: Graveyard | None = None,
+    exclusive: bool = False,
 ) -> NpurtDevice:
     """Open a simulated board by the rest of its URL.
 
@@ -49,9 +57,12 @@ def open_device(
     if clock not in CLOCKS:
         raise ConfigurationError(f"sim: clock={clock}: one of {', '.join(CLOCKS)} is wanted")
     plan = _read_plan(values.pop("faults", None))
+    if "persona" in values:
+        values["persona"] = _find_persona(values["persona"])
+    proven = _read_proven(values)
     opened = _need_simulator(open_library(library))
     config = "\n".join(f"{key} = {value}" for key, value in {"profile": profile, **values}.items())
-    calls = open_calls(opened, config=config)
+    calls = open_calls(opened, config=config, exclusive=exclusive)
     controls = SimulatorControls(calls)
     chosen = options if options is not None else ArtifactOptions()
     try:
@@ -65,6 +76,7 @@ def open_device(
             scale=float(values.get("scale", "1")),
             options=_without_golden(chosen) if profile == "null" else chosen,
             graveyard=graveyard,
+            proven=proven,
         )
     except BaseException:
         calls.attempt("npurt_device_close")
@@ -78,6 +90,25 @@ def _read_plan(path: str | None) -> str:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"sim: faults={path} cannot be read: {error}") from error
+
+
+def _find_persona(given: str) -> str:
+    """Take the name of a shipped persona, or the path of a file, for its path."""
+    shipped = Path(__file__).with_name(f"{given}.persona")
+    if "/" not in given and shipped.is_file():
+        return str(shipped)
+    if not Path(given).is_file():
+        names = sorted(file.stem for file in Path(__file__).parent.glob("*.persona"))
+        raise ConfigurationError(f"sim: persona={given}: no such file; shipped: {', '.join(names)}")
+    return given
+
+
+def _read_proven(values: dict[str, str]) -> tuple[str, ...]:
+    """Take the key ``records``; return the capabilities that carry a record (G22)."""
+    records = values.pop("records", None)
+    if records not in (None, "none"):
+        raise ConfigurationError(f"sim: records={records}: none is the only word; use --records")
+    return () if records == "none" or "persona" in values else tuple(PROOFS)
 
 
 def _need_simulator(library: Library) -> Library:

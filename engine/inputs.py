@@ -15,6 +15,7 @@ from functools import cached_property
 
 import attrs
 
+from laneway.engine.evidence import Capability, Grant
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 
@@ -31,7 +32,13 @@ class ChipFacts:
 
 @attrs.frozen(kw_only=True)
 class DeviceFacts:
-    """What the device says of itself when opened; versions are part of any fingerprint (E24)."""
+    """What the device says of itself when opened; versions are part of any fingerprint (E24).
+
+    ``inflight_max`` and ``chunked_prefill`` are the device's own word until ``capability.grant``
+    made them what the evidence allows with the best calbin; ``grants`` has it for each calbin.
+    ``proven`` names the capabilities that a simulator's conformance tests prove (G22).
+    ``backend_kind`` is the kind of library, ``backend`` its name.
+    """
 
     url: str
     backend: str
@@ -43,12 +50,25 @@ class DeviceFacts:
     device_epoch: int
     inflight_max: int
     chips: tuple[ChipFacts, ...]
-    capabilities: tuple[tuple[str, int, int, int, int], ...] = ()
-    """(name, support, evidence, source, value) as in npurt_cap."""
+    capabilities: tuple[Capability, ...] = ()
+    backend_kind: str = ""
+    backend_version: str = ""
+    chip_mask: int = 0
+    proven: tuple[str, ...] = ()
+    grants: tuple[Grant, ...] = ()
     chunked_prefill: bool = False
     """Whether a prompt may be run in parts, where the submodel takes them (R5.5)."""
     counters: tuple[tuple[str, int], ...] = ()
     """What its counters said when it was opened; those it does not tell are left out."""
+
+    @cached_property
+    def granted(self) -> Mapping[str, Mapping[str, Grant]]:
+        """The grants by calbin, then by feature."""
+        calbins = dict.fromkeys(each.calbin_sha256 for each in self.grants)
+        return {
+            sha256: {each.feature: each for each in self.grants if each.calbin_sha256 == sha256}
+            for sha256 in calbins
+        }
 
 
 @attrs.frozen(kw_only=True)

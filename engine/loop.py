@@ -21,6 +21,7 @@ from typing import Self
 
 import attrs
 
+from laneway.engine.capability import grant
 from laneway.engine.checking import (
     NAME_CHARACTERS_MAX,
     SOURCE_CHARACTERS_MAX,
@@ -37,6 +38,7 @@ from laneway.engine.errors import (
     ModelError,
     RequestRejectedError,
 )
+from laneway.engine.evidence import VerificationRecord
 from laneway.engine.inbox import Inbox
 from laneway.engine.inputs import (
     CancelRequested,
@@ -76,6 +78,9 @@ class Engine:
     ``inspect`` sees the state after every transaction, with its steps, on the engine thread; what
     it raises stops the engine. It is for long runs that hold the engine to its invariants.
 
+    ``records`` are what ``laneway probe`` found out about this device: they turn on what is off
+    without evidence (R1.2).
+
     Raises: JournalError when the journal is damaged or holds requests without an ending;
     DeviceError. Source: R5.1, E30.
     """
@@ -91,6 +96,7 @@ class Engine:
         wall_clock: Callable[[], int] = wall_clock_ns,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
         inspect: Callable[[State, Sequence[Step]], None] | None = None,
+        records: Sequence[VerificationRecord] = (),
     ) -> None:
         self._device = device
         self._journal = journal
@@ -98,6 +104,7 @@ class Engine:
         self._threads = threads = not device.virtual if threads is None else threads
         self._draw_seed = draw_seed
         self._inspect = inspect
+        self._records = tuple(records)
         self._meter = Meter()
         self._state = initial_state()
         chosen = limits if limits is not None else Limits()
@@ -142,7 +149,7 @@ class Engine:
             code_version=_code_version(),
             journal_tokens=self._journal.tokens,
             limits=limits,
-            device=self._device.describe(),
+            device=grant(self._device.describe(), self._records),
         )
         self._take([started])
         if self._threads:

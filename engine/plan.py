@@ -2,6 +2,7 @@
 
 import attrs
 
+from laneway.engine.capability import inflight_max
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.sampling import Sampling
@@ -44,15 +45,20 @@ class Plan:
 def inflight_ceiling(state: State) -> int:
     """Return how many jobs may be in flight now.
 
-    Policy, and what of the device is verified; 1 on a degraded device and one whose word is not
-    believed (R5.3, E11, E14, G12, G19).
+    Policy, and what is verified of the device with each calbin on it; 1 on a degraded device and on
+    one whose word is not believed (R5.3, E11, E14, G12, G19).
     """
     facts = state.device.facts
     if facts is None or state.device.state not in USABLE:
         return 0
     if state.device.state == "degraded" or state.device.ceiling_reason:
         return 1
-    return min(state.limits.inflight_jobs_max, facts.inflight_max)
+    verified = [
+        inflight_max(facts, model.facts.sha256)
+        for model in state.models.values()
+        if model.facts is not None
+    ]
+    return min(state.limits.inflight_jobs_max, *verified, facts.inflight_max)
 
 
 def takes_rows(facts: ArtifactValidated, submodel: SubmodelFacts, rows: int) -> bool:

@@ -24,6 +24,7 @@ into one job up to a token budget; the long class goes alone.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from laneway.engine.capability import chunked_prefill
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.limits import Limits
 from laneway.engine.plan import Plan, PlanRow, takes_rows
@@ -175,8 +176,8 @@ def may_split(state: State, model: ModelState) -> bool:
     device, facts = state.device.facts, model.facts
     return (
         device is not None
-        and device.chunked_prefill
         and facts is not None
+        and chunked_prefill(device, facts.sha256)
         and all(size.incremental for size in facts.submodels if size.task == "prefill")
     )
 

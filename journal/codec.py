@@ -48,7 +48,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
     {
         "EngineStarted": (2, inputs.EngineStarted),
         "LoadRequested": (1, inputs.LoadRequested),
-        "ArtifactValidated": (1, inputs.ArtifactValidated),
+        "ArtifactValidated": (2, inputs.ArtifactValidated),
         "ArtifactRefused": (1, inputs.ArtifactRefused),
         "ModelConfigured": (1, inputs.ModelConfigured),
         "ConfigureFailed": (1, inputs.ConfigureFailed),

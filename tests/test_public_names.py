@@ -37,7 +37,7 @@ PUBLIC = {
         "copy",
         "open_journal",
     ],
-    "laneway.adapters": ["ListedDevice", "list_devices", "open_device"],
+    "laneway.adapters": ["ListedDevice", "list_devices", "open_device", "read_records"],
     "laneway.statemachines": [
         "Edge",
         "Event",

@@ -27,6 +27,8 @@ CATCHES_ALL = {
     ("adapters/waiting.py", "_complete"): "posted as DeviceFaulted of kind call",
     ("adapters/device.py", "_run"): "posted as DeviceFaulted of kind call",
     ("adapters/device.py", "_wait_for_one"): "posted as DeviceFaulted of kind call",
+    ("adapters/probe_checks.py", "_run"): "kept; the check fails with it",
+    ("adapters/probe_child.py", "_check"): "the check failed, with its words in the record",
 }
 
 # Words with two meanings: none of them names a module.

@@ -1,5 +1,5 @@
-/* calsim_board.c - the board as a device: open, close, describe, health, capabilities, counters,
- * memory, options.
+/* calsim_board.c - the board as a device: open, close, describe, health, counters, memory, options.
+ * Its capabilities: calsim_caps.c.
  *
  * Two chips, two command banks, one host link. Everything a board knows is in its calsim_device. */
 #include "calsim_internal.h"
@@ -140,25 +140,27 @@ npurt_status npurt_device_open(const npurt_open_params *p, npurt_device **out) {
   d->epoch = 1;
   d->health = CALSIM_HEALTH_OK;
   d->in_flight_ceiling = CALSIM_BANKS;
+  d->parallel = config.overlap >= CALSIM_OVERLAP_H2D;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) d->chips[chip].fd = -1;
   init_locks(d);
   d->scratch_fd = -1;
-  status = make_chips(d);
+  status = calsim_caps_load(d);
+  if (status == NPURT_OK) status = make_chips(d);
   if (status == NPURT_OK) status = make_scratch(d);
   if (status == NPURT_OK) status = calsim_engine_start(d);
   if (status == NPURT_OK) {
-    pthread_mutex_lock(&d->lock); /* the engine thread is there already */
+    pthread_mutex_lock(&d->lock); /* the engine threads are there already */
     calsim_trace(d, "open profile=%d clock=%d seed=%llu chips=0x%x", config.profile, config.clock,
                  (unsigned long long)config.seed, d->chip_mask);
     pthread_mutex_unlock(&d->lock);
     status = calsim_register_device(d, out);
     if (status == NPURT_OK) return NPURT_OK;
-    pthread_mutex_lock(&d->lock);
-    d->closing = true;
-    pthread_cond_broadcast(&d->work);
-    pthread_mutex_unlock(&d->lock);
-    calsim_engine_stop(d);
   }
+  pthread_mutex_lock(&d->lock); /* some threads may be there already */
+  d->closing = true;
+  pthread_cond_broadcast(&d->work);
+  pthread_mutex_unlock(&d->lock);
+  calsim_engine_stop(d);
   free_device(d);
   return status;
 }
@@ -191,18 +193,20 @@ npurt_status npurt_device_health(npurt_device *handle, npurt_health *out) {
   if (status != NPURT_OK) return status;
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
-  bool computes = d->active != NULL && d->active->state == NPURT_JOB_EXEC;
+  bool computes = calsim_computes(d);
   npurt_health health = {.device_epoch = d->epoch,
                          .observed_ns = calsim_now(d),
                          .last_progress_ns = d->last_progress_ns,
                          .state = d->health,
                          .advised = d->advised,
+                         .sticky = d->sticky,
                          .valid_mask = 0x7f};
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     if ((d->chip_mask >> chip & 1) == 0) continue;
     health.chip_state[chip] = d->chip_health[chip];
-    health.temp_mdegc[chip] = computes ? 52000 : 45000;
-    health.clock_mhz[chip] = 1000;
+    health.temp_mdegc[chip] = calsim_temperature(d);
+    health.clock_mhz[chip] = d->thermal.throttled ? 500 : 1000;
+    health.throttle[chip] = d->thermal.throttled;
     health.power_mw[chip] = computes ? 24000 : 11000;
   }
   calsim_unlock(d);
@@ -230,8 +234,8 @@ npurt_status npurt_device_counters(npurt_device *handle, npurt_counters *out) {
   counters.left = counters.pending + counters.running;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
     counters.busy_ns[chip] = d->chips[chip].busy_ns;
-  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_COUNTERS, &(calsim_occasion){.job = NULL});
-  if (rule != NULL) *calsim_counter_skewed(&counters, rule) += (uint64_t)rule->amount;
+  calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_COUNTERS, &(calsim_occasion){.job = NULL});
+  if (rule != NULL) calsim_counter_change(&counters, rule);
   calsim_unlock(d);
   calsim_put(out, &counters, sizeof counters);
   return NPURT_OK;
@@ -270,6 +274,21 @@ npurt_status npurt_clock_now(npurt_device *handle, uint64_t *ns) {
   return NPURT_OK;
 }
 
+int calsim_overlap(const calsim_device *d) {
+  return d->parallel ? d->config.overlap : CALSIM_OVERLAP_NONE;
+}
+
+static npurt_status set_parallel(calsim_device *d, int64_t value) {
+  if (value != 0 && (value != 1 || d->config.overlap < CALSIM_OVERLAP_H2D))
+    return calsim_error(NPURT_E_UNSUPPORTED, "parallel mode %lld on a board with overlap %d",
+                        (long long)value, d->config.overlap);
+  if (calsim_in_flight(d) > 0)
+    return calsim_error(NPURT_E_OBJECT_IN_FLIGHT, "parallel mode with %u jobs in flight",
+                        calsim_in_flight(d));
+  d->parallel = value == 1;
+  return NPURT_OK;
+}
+
 npurt_status npurt_device_set(npurt_device *handle, uint32_t option, int64_t value) {
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
@@ -279,86 +298,13 @@ npurt_status npurt_device_set(npurt_device *handle, uint32_t option, int64_t val
       d->in_flight_ceiling = (uint32_t)value;
     else
       status = calsim_error(NPURT_E_INVALID_ARG, "in-flight ceiling %lld (1, 2)", (long long)value);
-  } else if (option == NPURT_OPT_SUBMIT_MODE || option == NPURT_OPT_PARALLEL_MODE) {
-    /* Submits are asynchronous (1), phases never overlap (parallel mode 0): nothing else exists
-     * here. */
-    if (value != (option == NPURT_OPT_SUBMIT_MODE ? 1 : 0))
-      status = calsim_error(NPURT_E_UNSUPPORTED, "option %u has no value %lld on this board",
-                            option, (long long)value);
-  } else {
-    status = calsim_error(NPURT_E_UNSUPPORTED, "option %u", option);
+  } else if (option == NPURT_OPT_PARALLEL_MODE) {
+    status = set_parallel(d, value);
+  } else if (option != NPURT_OPT_SUBMIT_MODE || value != 1) {
+    status = calsim_error(NPURT_E_UNSUPPORTED, "option %u has no value %lld on this board", option,
+                          (long long)value);
   }
   if (status == NPURT_OK) calsim_trace(d, "set option=%u value=%lld", option, (long long)value);
   calsim_unlock(d);
   return status;
-}
-
-/* ---- capabilities ---------------------------------------------------------------------- */
-
-enum { NO = 1, LIMITED, YES };
-typedef struct answer {
-  uint32_t id, support;
-  int64_t value;
-  const char *note;
-} answer;
-
-static const answer ANSWERS[] = {
-    {NPURT_CAP_IN_FLIGHT, YES, CALSIM_BANKS, "jobs accepted at once"},
-    {NPURT_CAP_PING_PONG, YES, CALSIM_BANKS, "command banks"},
-    {NPURT_CAP_PARALLEL_MODE, NO, 0, "phases are serial"},
-    {NPURT_CAP_OVERLAP_MODEL, YES, 0, "0: serial"},
-    {NPURT_CAP_POLL_THREADSAFE, YES, 1, "any thread, any time"},
-    {NPURT_CAP_COUNTERS, YES, 1, "per device; a device reset zeroes the job counters"},
-    {NPURT_CAP_CANCEL, LIMITED, 1, "queued jobs only"},
-    {NPURT_CAP_JOB_TIMES, YES, 1, "exact, in device time"},
-    {NPURT_CAP_CCU_RECORD, YES, 1, "chip, code, pc"},
-    {NPURT_CAP_SUBMIT_ATOMIC, YES, 1, "a refused submit has queued nothing"},
-    {NPURT_CAP_QUIESCE_ON_ERROR, LIMITED, 1, "as QUIESCENT of each completion says"},
-    {NPURT_CAP_KV_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3, "bit i: layout i"},
-    {NPURT_CAP_KV_EFFECT, YES, 1, "RELEASE wipes a lane, also one of unknown content"},
-    {NPURT_CAP_BATCH_LANES, YES, CALSIM_MAX_ROWS, "largest batch"},
-    {NPURT_CAP_LANE_RULE, YES, 1 << 0 | 1 << 1, "bit i: lane rule i"},
-    {NPURT_CAP_INCREMENTAL_PREFILL, YES, 1, "where the submodel says so; bit-equal to one prefill"},
-    {NPURT_CAP_PREEMPTION, NO, 0, ""},
-    {NPURT_CAP_MULTI_CONFIGURE, NO, 1, "one calbin at a time"},
-    {NPURT_CAP_CONFIGURE_BUSY, NO, 0, ""},
-    {NPURT_CAP_JOB_MODEL_HANDLE, YES, 1, "a job's buffers name its calbin"},
-    {NPURT_CAP_MODEL_ISOLATION, NO, 0, ""},
-    {NPURT_CAP_CHIP_AFFINITY, NO, 0, ""},
-    {NPURT_CAP_CHIP_RESET_DOMAIN, NO, 0, "a CCU reset takes both chips"},
-    {NPURT_CAP_PARAM_SHARING, NO, 0, ""},
-    {NPURT_CAP_MEMORY_ACCOUNTING, YES, 1, "accounted, not backed, bytes"},
-    {NPURT_CAP_HEALTH, YES, 1, ""},
-    {NPURT_CAP_EVENTS, YES, CALSIM_EVENT_RING, "events kept"},
-    {NPURT_CAP_MULTI_BOARD, NO, 1, "every open is a board of its own"},
-    {NPURT_CAP_DEVICE_SELECT, NO, 0, ""},
-    {NPURT_CAP_EXCLUSIVE, YES, 1, "every open is a board of its own"},
-    {NPURT_CAP_LAYOUTS, YES, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5,
-     "bit i: layout i; outputs are the same bits"},
-    {NPURT_CAP_SAME_MODEL_FAST_PATH, NO, 0, ""},
-    {NPURT_CAP_NUMERIC_CHECK, YES, 1, "NUMERIC_FLAG on infinite or undefined logits"},
-};
-
-npurt_status npurt_device_caps(npurt_device *handle, npurt_cap *arr, uint32_t stride,
-                               uint32_t *inout_n) {
-  const uint32_t count = sizeof ANSWERS / sizeof ANSWERS[0];
-  if (inout_n == NULL || (arr == NULL && *inout_n > 0))
-    return calsim_error(NPURT_E_INVALID_ARG, "caps: no room given");
-  if (*inout_n > 0 && stride < CALSIM_ABI01(npurt_cap))
-    return calsim_error(NPURT_E_STRUCT_SIZE, "caps: stride %u is too small", stride);
-  calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
-  if (d == NULL) return NPURT_E_BAD_HANDLE;
-  calsim_unlock(d);
-  for (uint32_t i = 0; i < *inout_n && i < count; ++i) {
-    npurt_cap cap = {.id = ANSWERS[i].id,
-                     .support = ANSWERS[i].support,
-                     .evidence = CALSIM_EVIDENCE_SIM,
-                     .source = CALSIM_SOURCE_SIM,
-                     .value = ANSWERS[i].value};
-    calsim_copy_text(cap.scope, sizeof cap.scope, "calsim 0.1.0");
-    calsim_copy_text(cap.note, sizeof cap.note, ANSWERS[i].note);
-    calsim_put_element(arr, stride, i, &cap, sizeof cap);
-  }
-  *inout_n = count;
-  return NPURT_OK;
 }

@@ -27,11 +27,12 @@ static npurt_status check_shape(const calsim_manifest *m, const calsim_config *c
                         board_mask);
   if ((uint32_t)__builtin_popcount(m->chip_mask) != m->chip_count)
     return calsim_error(bad, "chip mask 0x%x does not have %u chips", m->chip_mask, m->chip_count);
-  if (config->profile == CALSIM_PROFILE_TP2_REF && m->layout != 2)
-    return calsim_error(bad, "profile tp2-ref runs layout tp2 only");
-  if (m->lane_rule > 1)
-    return calsim_error(bad, "lane rule %u is not one of this board (undefined, length_zero)",
-                        m->lane_rule);
+  if (config->profile >= CALSIM_PROFILE_TP2_REF && m->layout != 2)
+    return calsim_error(bad, "a tp2 profile runs layout tp2 only");
+  calsim_limits limits = calsim_profile_limits(config->profile);
+  if (limits.lanes != 0 && (m->lanes > limits.lanes || m->context > limits.context))
+    return calsim_error(bad, "%u lanes of %u tokens; the profile has at most %u of %u", m->lanes,
+                        m->context, limits.lanes, limits.context);
   if (m->lanes == 0 || m->lanes > CALSIM_MAX_LANES)
     return calsim_error(bad, "%u lanes; the board has 1 to %d", m->lanes, CALSIM_MAX_LANES);
   for (uint32_t i = 0; i < m->submodel_count; ++i) {
@@ -41,6 +42,9 @@ static npurt_status check_shape(const calsim_manifest *m, const calsim_config *c
       return calsim_error(
           bad, "submodel %s: batch %u (1 to %d) or tokens %u (1 to context) out of range", s->name,
           s->max_batch, CALSIM_MAX_ROWS, s->max_tokens);
+    if (limits.batch != 0 && s->max_batch > limits.batch)
+      return calsim_error(bad, "submodel %s: batch %u; the profile has at most %u", s->name,
+                          s->max_batch, limits.batch);
   }
   return NPURT_OK;
 }
@@ -159,7 +163,8 @@ npurt_status npurt_calbin_submodel(npurt_calbin *handle, uint32_t i, npurt_submo
     status = calsim_error(NPURT_E_NOT_FOUND, "submodel %u of %u", i, c->m->submodel_count);
   } else {
     const calsim_submodel *s = &c->m->submodels[i];
-    npurt_submodel_info info = {.h.flags = s->incremental_prefill ? 1 : 0,
+    npurt_submodel_info info = {.h.flags = (s->incremental_prefill ? 1 : 0) |
+                                           (c->m->fixed_rows ? CALSIM_FIXED_ROWS : 0),
                                 .index = i,
                                 .task = s->task,
                                 .max_batch = s->max_batch,
@@ -168,7 +173,7 @@ npurt_status npurt_calbin_submodel(npurt_calbin *handle, uint32_t i, npurt_submo
                                 .engine_modes = 7,
                                 .lane_rule = c->m->lane_rule,
                                 .tensor_count = CALSIM_TENSORS,
-                                .csr_count = 0,
+                                .csr_count = c->m->lane_rule == CALSIM_RULE_MASK_CSR,
                                 .logits_rows = 1};
     calsim_copy_text(info.name, sizeof info.name, s->name);
     calsim_put(out, &info, sizeof info);
@@ -209,17 +214,24 @@ npurt_status npurt_calbin_csr(npurt_calbin *handle, uint32_t sub, uint32_t i, np
   npurt_status status = CALSIM_CHECK(out, npurt_csr_info);
   if (status != NPURT_OK) return status;
   calsim_device *d;
-  if (calsim_lock_object(handle, CALSIM_CALBIN, &d) == NULL) return NPURT_E_BAD_HANDLE;
+  const calsim_calbin *c = calsim_lock_object(handle, CALSIM_CALBIN, &d);
+  if (c == NULL) return NPURT_E_BAD_HANDLE;
+  bool masks = c->m->lane_rule == CALSIM_RULE_MASK_CSR && sub < c->m->submodel_count;
   calsim_unlock(d);
-  return calsim_error(NPURT_E_NOT_FOUND,
-                      "CSR %u of submodel %u: the lane rules of this board need none", i, sub);
+  if (!masks || i != CALSIM_ROW_ACTIVE)
+    return calsim_error(NPURT_E_NOT_FOUND, "submodel %u has no CSR %u", sub, i);
+  npurt_csr_info info = {
+      .id = CALSIM_ROW_ACTIVE, .bits = 1, .per_lane = 1, .required = 1, .max = 1, .def = 1};
+  calsim_copy_text(info.name, sizeof info.name, "row_active");
+  calsim_put(out, &info, sizeof info);
+  return NPURT_OK;
 }
 
 /* ---- configure, release ---------------------------------------------------------------- */
 
 static npurt_status check_configurable(const calsim_device *d, const calsim_calbin *c,
                                        uint32_t chip_mask) {
-  if (d->resetting || d->busy != NULL || calsim_in_flight(d) > 0)
+  if (d->resetting || calsim_is_busy(d) || calsim_in_flight(d) > 0)
     return calsim_error(NPURT_E_OBJECT_IN_FLIGHT,
                         "configure while jobs are in flight or a reset runs");
   if (c->state == CALSIM_CONFIGURED)

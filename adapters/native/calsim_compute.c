@@ -84,18 +84,24 @@ static uint32_t rows_before_exception(const calsim_job *job, uint32_t active, bo
   return (uint32_t)(draw % (active + 1));
 }
 
-/* Put one undefined number into the logits of every row that the fault names. */
-static void spoil(calsim_job *job) {
-  enum { BF16_NAN = 0x7fc0 };
-  uint32_t vocab = job->calbin->m->shape.vocab;
-  uint16_t *logits = (uint16_t *)calsim_address(job->calbin, job->engine, CALSIM_LOGITS);
-  for (uint32_t row = 0; row < job->row_count; ++row) {
-    const npurt_lane *lane = &job->rows[row];
-    bool named = job->nan_lanes == UINT64_MAX ||
-                 (lane->lane < 64 && (job->nan_lanes >> lane->lane & 1) != 0);
-    if (!lane->active || !named) continue;
-    logits[(uint64_t)row * vocab + calsim_mix(job->ordinal ^ row) % vocab] = BF16_NAN;
-    if (job->numeric_flag) job->numeric = true;
+/* Rows that are not active, by rule scratch_lane: they compute all the same, on a lane that nobody
+ * else has. */
+static void run_scratch(const calsim_job *job) {
+  const calsim_calbin *c = job->calbin;
+  const int32_t token = 0;
+  if (c->m->lane_rule != CALSIM_RULE_SCRATCH ||
+      job->device->config.profile == CALSIM_PROFILE_NULL)
+    return;
+  for (uint32_t row = 0; row < job->submodel->max_batch; ++row) {
+    if (row < job->row_count && job->rows[row].active) continue;
+    uint16_t *logits = (uint16_t *)calsim_address(c, job->engine, CALSIM_LOGITS) +
+                       (uint64_t)row * c->m->shape.vocab;
+    calsim_row work = {.kv = calsim_lane_kv(job->bank, c->m->lanes),
+                       .tokens = &token,
+                       .token_count = 1,
+                       .logits_bf16 = logits};
+    calsim_forward(c->artifact, c->workspace, &work);
+    memset(logits, 0, c->m->shape.vocab * sizeof *logits);
   }
 }
 
@@ -105,6 +111,7 @@ npurt_status calsim_compute(calsim_job *job) {
   bool half = false;
   for (uint32_t row = 0; row < job->row_count; ++row) active += job->rows[row].active != 0;
   uint32_t whole = job->faulty ? rows_before_exception(job, active, &half) : active;
+  if (job->damage.kind != 0 && !calsim_damage_before(job)) abort(); /* else it proves nothing */
   memset(calsim_address(c, job->engine, CALSIM_LOGITS), 0,
          (size_t)job->submodel->max_batch * c->m->shape.vocab * sizeof(uint16_t));
   memset(calsim_address(c, job->engine, CALSIM_DIGEST), 0,
@@ -121,6 +128,7 @@ npurt_status calsim_compute(calsim_job *job) {
     run_row(job, row, count);
     if (done <= whole) job->rows_done |= 1ull << row;
   }
-  if (job->nan_lanes != 0) spoil(job);
+  run_scratch(job);
+  if (job->damage.kind != 0) calsim_damage_after(job);
   return NPURT_OK;
 }

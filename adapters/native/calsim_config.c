@@ -27,6 +27,26 @@ bool calsim_parse_real(const char *text, double *out) {
   return true;
 }
 
+bool calsim_parse_time(const char *text, uint64_t *out) {
+  static const struct {
+    const char *unit;
+    double ns;
+  } units[] = {{"ns", 1}, {"us", 1e3}, {"ms", 1e6}, {"s", 1e9}};
+  char number[32];
+  size_t digits = strspn(text, "0123456789.");
+  double amount;
+  if (digits == 0 || digits >= sizeof number) return false;
+  memcpy(number, text, digits);
+  number[digits] = '\0';
+  for (size_t i = 0; i < 4; ++i) {
+    if (strcmp(text + digits, units[i].unit) != 0 || !calsim_parse_real(number, &amount)) continue;
+    if (amount * units[i].ns > 9e18) return false;
+    *out = (uint64_t)(amount * units[i].ns + 0.5);
+    return true;
+  }
+  return false;
+}
+
 /* One component of a dotted number; *text moves behind it and its dot. */
 static uint64_t take_component(const char **text) {
   uint64_t value = 0;
@@ -95,9 +115,26 @@ static bool take_checks(const char *value, uint32_t *out) {
   }
 }
 
+/* Three times with / between them. */
+static bool take_rate(const char *value, calsim_rate *out) {
+  uint64_t *parts[] = {&out->base_ns, &out->each_ns, &out->context_ns};
+  for (uint32_t i = 0; i < 3; ++i) {
+    char part[32];
+    size_t length = strcspn(value, "/");
+    if (length >= sizeof part || (value[length] == '/') != (i < 2)) return false;
+    memcpy(part, value, length);
+    part[length] = '\0';
+    if (!calsim_parse_time(part, parts[i])) return false;
+    value += length + 1;
+  }
+  return true;
+}
+
 static const char *const KEYS[] = {
-    "profile", "seed",       "clock",           "scale",          "strict",          "capture",
-    "checks",  "dram_bytes", "runtime_version", "driver_version", "firmware_version"};
+    "profile",         "seed",           "clock",           "scale", "strict",  "capture",
+    "checks",          "overlap",        "h2d",             "d2h",   "prefill", "decode",
+    "persona",         "dram_bytes",      "runtime_version", "driver_version",
+    "firmware_version"};
 enum {
   PROFILE,
   SEED,
@@ -106,6 +143,12 @@ enum {
   STRICT,
   CAPTURE,
   CHECKS,
+  OVERLAP,
+  H2D,
+  D2H,
+  PREFILL,
+  DECODE,
+  PERSONA,
   DRAM_BYTES,
   RUNTIME,
   DRIVER,
@@ -114,16 +157,26 @@ enum {
 };
 
 static bool set_key(calsim_config *c, int key, const char *value) {
-  static const char *const profiles[] = {"tiny", "null", "tp2-ref"};
+  static const char *const profiles[] = {"tiny",   "null",   "cost",   "tp2-ref",
+                                         "tp2-b4", "tp2-b8", "tp2-b16"};
+  static const char *const overlaps[] = {"0", "1", "2", "3"};
   static const char *const clocks[] = {"manual", "real", "virtual"};
   switch (key) {
-    case PROFILE: return choose(value, profiles, 3, &c->profile);
+    case PROFILE: return choose(value, profiles, 7, &c->profile);
     case SEED: return calsim_parse_u64(value, &c->seed);
     case CLOCK: return choose(value, clocks, 3, &c->clock);
     case SCALE: return calsim_parse_real(value, &c->scale) && c->scale >= 1e-3 && c->scale <= 1e6;
     case STRICT: return take_switch(value, &c->strict);
     case CAPTURE: return take_switch(value, &c->capture);
     case CHECKS: return take_checks(value, &c->checks);
+    case OVERLAP: return choose(value, overlaps, 4, &c->overlap);
+    case H2D: return calsim_parse_time(value, &c->h2d_ns);
+    case D2H: return calsim_parse_time(value, &c->d2h_ns);
+    case PREFILL: return take_rate(value, &c->prefill);
+    case DECODE: return take_rate(value, &c->decode);
+    case PERSONA:
+      calsim_copy_text(c->persona, sizeof c->persona, value);
+      return *value != '\0' && strlen(value) < sizeof c->persona;
     case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
     case RUNTIME: return take_version(value, c->runtime_version);
     case DRIVER: return take_version(value, c->driver_version);
@@ -164,7 +217,13 @@ static npurt_status parse_line(char *line, uint32_t number, bool *seen, calsim_c
 
 npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   bool seen[KEY_COUNT] = {false};
-  *out = (calsim_config){.scale = 1.0, .dram_bytes = 16ull << 30};
+  *out = (calsim_config){.scale = 1.0,
+                         .dram_bytes = 16ull << 30,
+                         .overlap = CALSIM_OVERLAP_FULL,
+                         .h2d_ns = 50000,
+                         .d2h_ns = 50000,
+                         .prefill = {8000000, 100000, 0},
+                         .decode = {8000000, 500000, 0}};
   strcpy(out->runtime_version, "0.1.0");
   strcpy(out->driver_version, "0.1.0");
   strcpy(out->firmware_version, "0.1.0");
@@ -184,6 +243,9 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   }
   free(copy);
   if (!seen[CHECKS]) out->checks = out->profile == CALSIM_PROFILE_TINY ? CALSIM_CHECK_ALL : 0;
+  for (int key = H2D; key <= DECODE && status == NPURT_OK; ++key)
+    if (seen[key] && out->profile != CALSIM_PROFILE_COST)
+      status = calsim_error(NPURT_E_INVALID_ARG, "config: %s belongs to profile = cost", KEYS[key]);
   if (status == NPURT_OK && seen[SCALE] && out->clock != CALSIM_CLOCK_REAL)
     status = calsim_error(NPURT_E_INVALID_ARG, "config: scale belongs to clock = real");
   return status;

@@ -3,11 +3,11 @@
  * tp2-ref prices the reference shape (a 30B mixture of experts on two chips, tensor parallel)
  * whatever model really runs: per layer and chip, the slower of reading the weights that the tokens
  * touch and computing with them, then two exchanges between the chips. The chip numbers are
- * illustrative; nobody measured them. */
+ * illustrative; nobody measured them. cost is the simple model: numbers of the configuration. */
 #include "calsim_internal.h"
 #include <math.h>
 
-static const double GIB = 1073741824.0;
+static const double GIB = 1073741824.0, LONGEST_NS = 1e15;
 
 /* The reference shape. */
 static const double LAYERS = 48, HIDDEN = 2048, VOCAB = 151936, EXPERTS = 128,
@@ -53,11 +53,35 @@ static calsim_cost reference_cost(const calsim_work *w) {
   return cost;
 }
 
-calsim_cost calsim_job_cost(int profile, const calsim_work *work) {
-  switch (profile) {
-    case CALSIM_PROFILE_TP2_REF: return reference_cost(work);
+static calsim_cost simple_cost(const calsim_config *config, const calsim_work *w) {
+  const calsim_rate *rate = w->decodes ? &config->decode : &config->prefill;
+  double count = (double)(w->decodes ? w->rows : w->tokens);
+  double context = w->decodes ? (double)w->context_sum : count * count;
+  double exec = (double)rate->base_ns + (double)rate->each_ns * count +
+                (double)rate->context_ns * context;
+  return (calsim_cost){
+      .h2d_ns = config->h2d_ns,
+      .exec_ns = exec < LONGEST_NS ? (uint64_t)exec : (uint64_t)LONGEST_NS,
+      .d2h_ns = config->d2h_ns,
+  };
+}
+
+calsim_cost calsim_job_cost(const calsim_config *config, const calsim_work *work) {
+  switch (config->profile) {
+    case CALSIM_PROFILE_COST: return simple_cost(config, work);
     case CALSIM_PROFILE_NULL: return (calsim_cost){1, 1, 1, 0, 0};
-    default: return (calsim_cost){1000, 1000, 1000, 0, 0};
+    case CALSIM_PROFILE_TINY: return (calsim_cost){1000, 1000, 1000, 0, 0};
+    default: return reference_cost(work);
+  }
+}
+
+calsim_limits calsim_profile_limits(int profile) {
+  enum { POOL = 40960 }; /* KV tokens of the reference memory */
+  switch (profile) {
+    case CALSIM_PROFILE_TP2_B4: return (calsim_limits){4, 8, POOL / 8};
+    case CALSIM_PROFILE_TP2_B8: return (calsim_limits){8, 16, POOL / 16};
+    case CALSIM_PROFILE_TP2_B16: return (calsim_limits){16, 32, POOL / 32};
+    default: return (calsim_limits){0, 0, 0};
   }
 }
 
@@ -68,7 +92,7 @@ calsim_account calsim_job_account(int profile, const calsim_manifest *m) {
     account.kv[chip] = m->kv[chip];
     account.workspace[chip] = m->workspace[chip];
     account.other[chip] = m->other[chip];
-    if (profile != CALSIM_PROFILE_TP2_REF) continue;
+    if (profile < CALSIM_PROFILE_TP2_REF) continue;
     account.params[chip] = (uint64_t)llround(16.938 * GIB / 2);
     account.kv[chip] = 40960 * KV_TOKEN_BYTES / 2;
     account.workspace[chip] = (uint64_t)llround(7.462 * GIB / 2);

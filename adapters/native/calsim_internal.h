@@ -1,8 +1,8 @@
 /* calsim_internal.h - the parts of the simulated board, as its own files see them.
  *
  * One lock per device guards everything in calsim_device; it is given up only while a transfer or a
- * forward runs, and then `busy` is set, which is what resets, steppers and close wait for. Lock
- * order: registry (calsim_handles.c), then device. */
+ * forward runs, and then `busy` of the job's bank is set, which is what resets, steppers and close
+ * wait for. Lock order: registry (calsim_handles.c), then device. */
 #ifndef CALSIM_INTERNAL_H
 #define CALSIM_INTERNAL_H
 #include "calsim_model.h"
@@ -26,14 +26,28 @@ enum {
   CALSIM_EVENT_RING = 256,
   CALSIM_MAX_VIOLATIONS = 1024,
   CALSIM_TENSORS = 5,
+  CALSIM_CAPS = NPURT_CAP_NUMERIC_CHECK,
   CALSIM_PAGE = 4096,
   CALSIM_PIECE = 65536, /* one transfer is cut into pieces of this size */
-  CALSIM_SCRATCH_BYTES = 2 * CALSIM_PIECE
+  CALSIM_SCRATCH_BYTES = (1 + CALSIM_BANKS) * CALSIM_PIECE
 };
 #define CALSIM_TRACE_BYTES_MAX (32u << 20)
 #define CALSIM_CAPTURE_BYTES_MAX (1ull << 30)
 
-enum { CALSIM_PROFILE_TINY, CALSIM_PROFILE_NULL, CALSIM_PROFILE_TP2_REF };
+enum {
+  CALSIM_PROFILE_TINY,
+  CALSIM_PROFILE_NULL,
+  CALSIM_PROFILE_COST,
+  CALSIM_PROFILE_TP2_REF, /* this and the next ones price the reference shape */
+  CALSIM_PROFILE_TP2_B4,
+  CALSIM_PROFILE_TP2_B8,
+  CALSIM_PROFILE_TP2_B16
+};
+/* Rules for the rows of a batch that are not active, numbered as in npurt.h. */
+enum { CALSIM_RULE_UNDEFINED, CALSIM_RULE_LENGTH_ZERO, CALSIM_RULE_MASK_CSR, CALSIM_RULE_SCRATCH };
+/* What overlaps of two jobs: nothing; nothing, but their commands are ready early; the transfer to
+ * the device with the other's EXEC; all three phases. */
+enum { CALSIM_OVERLAP_NONE, CALSIM_OVERLAP_BANKS, CALSIM_OVERLAP_H2D, CALSIM_OVERLAP_FULL };
 enum { CALSIM_CLOCK_MANUAL, CALSIM_CLOCK_REAL, CALSIM_CLOCK_VIRTUAL };
 enum { CALSIM_IN = 1, CALSIM_OUT = 2 };
 enum {
@@ -55,7 +69,14 @@ enum {
 };
 enum { CALSIM_KV_NONE, CALSIM_KV_APPLIED, CALSIM_KV_PARTIAL, CALSIM_KV_UNKNOWN };
 enum { CALSIM_KNOWN = 1, CALSIM_UNKNOWN = 2 };
-enum { CALSIM_HEALTH_OK = 1, CALSIM_HEALTH_DEGRADED = 2 };
+enum {
+  CALSIM_HEALTH_OK = 1,
+  CALSIM_HEALTH_DEGRADED = 2,
+  CALSIM_HEALTH_UNHEALTHY = 3,
+  CALSIM_HEALTH_LOST = 5
+};
+enum { CALSIM_FIXED_ROWS = 4 }; /* flag of a submodel */
+enum { CALSIM_ROW_ACTIVE };     /* the register of lane rule mask_csr */
 enum { CALSIM_EVIDENCE_SIM = 9, CALSIM_SOURCE_SIM = 6 };
 
 typedef struct calsim_device calsim_device;
@@ -143,13 +164,22 @@ void calsim_copy_text(char *to, size_t room, const char *from);
 
 /* ---- calsim_config.c ------------------------------------------------------------------- */
 
+/* The simple cost model: base + rows (decode) or tokens (prefill) x each + context tokens (decode)
+ * or tokens squared (prefill) x context. */
+typedef struct calsim_rate {
+  uint64_t base_ns, each_ns, context_ns;
+} calsim_rate;
+
 typedef struct calsim_config {
-  int profile, clock;
+  int profile, clock, overlap;
+  uint64_t h2d_ns, d2h_ns; /* these and the rates: profile cost */
+  calsim_rate prefill, decode;
   double scale;
   uint64_t seed, dram_bytes;
   bool strict, capture;
   uint32_t checks; /* CALSIM_CHECK_* */
   char runtime_version[64], driver_version[64], firmware_version[64];
+  char persona[256]; /* path; empty: the board answers for itself */
 } calsim_config;
 
 npurt_status calsim_config_parse(const char *text, calsim_config *out);
@@ -158,6 +188,8 @@ int calsim_version_compare(const char *a, const char *b);
 bool calsim_version_valid(const char *text);
 bool calsim_parse_u64(const char *text, uint64_t *out);
 bool calsim_parse_real(const char *text, double *out);
+/* A number with ns, us, ms or s. */
+bool calsim_parse_time(const char *text, uint64_t *out);
 
 /* ---- calsim_cost.c: what a job takes, and what a model is accounted with --------------- */
 
@@ -171,11 +203,17 @@ typedef struct calsim_account {
 } calsim_account;
 
 typedef struct calsim_work { /* the size of a job, as the cost model sees it */
+  bool decodes;
   uint64_t bytes_in, rows, tokens, context_sum,
       attended; /* attended: sum over tokens of the positions each one reads */
 } calsim_work;
 
-calsim_cost calsim_job_cost(int profile, const calsim_work *work);
+calsim_cost calsim_job_cost(const calsim_config *config, const calsim_work *work);
+/* What a calbin of a profile may have at most; 0: no bound. */
+typedef struct calsim_limits {
+  uint32_t batch, lanes, context;
+} calsim_limits;
+calsim_limits calsim_profile_limits(int profile);
 calsim_account calsim_job_account(int profile, const calsim_manifest *m);
 
 /* ---- calsim_trace.c: trace, events, violations ----------------------------------------- */
@@ -198,7 +236,7 @@ void calsim_violation(calsim_device *d, const calsim_job *job, npurt_status code
                       const char *format, ...) __attribute__((format(printf, 4, 5)));
 void calsim_log_free(calsim_log *log);
 
-/* ---- calsim_faults.c ------------------------------------------------------------------- */
+/* ---- calsim_plan.c, calsim_kinds.c, calsim_faults.c ------------------------------------ */
 
 typedef enum calsim_point {
   CALSIM_AT_SUBMIT = 1,
@@ -210,6 +248,7 @@ typedef enum calsim_point {
   CALSIM_AT_KV_APPLY_BEFORE, /* a list that reserves */
   CALSIM_AT_KV_APPLY_AFTER,  /* a list that commits, rolls back or releases */
   CALSIM_AT_COUNTERS,
+  CALSIM_AT_POLL,
   CALSIM_POINTS
 } calsim_point;
 typedef enum calsim_fault_kind {
@@ -220,14 +259,33 @@ typedef enum calsim_fault_kind {
   CALSIM_HANG,
   CALSIM_SLOW,
   CALSIM_DMA_ERROR,
-  CALSIM_NUMERIC_NAN,
+  CALSIM_NUMERIC_NAN, /* to NUMERIC_OFFSET: of logits */
+  CALSIM_NUMERIC_GARBAGE,
+  CALSIM_NUMERIC_CONSTANT,
+  CALSIM_NUMERIC_OFFSET,
+  CALSIM_STALE_OUTPUT,
+  CALSIM_SWAPPED_OUTPUT,
+  CALSIM_KV_STALE, /* to KV_BIT: of one position of a lane */
+  CALSIM_KV_SWAP,
+  CALSIM_KV_ZERO,
+  CALSIM_KV_BIT,
+  CALSIM_PAD_WRITE,
+  CALSIM_UNHEALTHY, /* to DEVICE_LOST: of the device */
+  CALSIM_STICKY,
+  CALSIM_DEVICE_LOST,
+  CALSIM_THERMAL,
+  CALSIM_DRIFT,
+  CALSIM_ILLEGAL_STEP,
   CALSIM_LOST_COMPLETION,
   CALSIM_LATE_COMPLETION,
   CALSIM_LATE_DMA,
-  CALSIM_KV_APPLY_BEFORE,
+  CALSIM_KV_APPLY_BEFORE, /* from here on about no job */
   CALSIM_KV_APPLY_AFTER,
   CALSIM_KV_CAN_LIE,
   CALSIM_COUNTER_SKEW,
+  CALSIM_COUNTER_STUCK,
+  CALSIM_COUNTER_NEGATIVE,
+  CALSIM_COUNTER_RESET,
   CALSIM_KINDS
 } calsim_fault_kind;
 typedef enum calsim_pick {
@@ -248,7 +306,7 @@ typedef struct calsim_rule {
   int64_t lane;                        /* -1: any */
   char model[64];                      /* empty: any */
   uint64_t after_ns, until_ns;
-  bool during_load;
+  bool during_load, lasting; /* lasting: fires for ever unless count= says otherwise */
   /* what the kind does; each uses its own */
   npurt_status code;
   uint32_t chip, ccu_code, kv_effect, release_level; /* release_level 0: never */
@@ -256,8 +314,13 @@ typedef struct calsim_rule {
   bool quiesce, runs, poll_sees, numeric_flag, partial;
   uint64_t pc, delay_ns, bytes, offset, lanes;
   double factor;
-  int64_t amount;   /* tokens of kv_can_lie, n of counter_skew */
-  uint32_t counter; /* calsim_counter_skewed */
+  int64_t amount;   /* tokens of kv_can_lie, n */
+  uint32_t counter; /* calsim_counter_find */
+  uint64_t held;    /* what that counter showed at the first firing */
+  uint32_t from, to;
+  int64_t position, victim; /* -1: none named */
+  uint64_t tau_ns;
+  int32_t rise_mdegc, limit_mdegc;
   uint64_t seen, matches, fired; /* since armed */
 } calsim_rule;
 
@@ -275,12 +338,14 @@ typedef struct calsim_occasion {
   const npurt_kv_op *ops;
   uint32_t stride, op_count;
 } calsim_occasion;
+extern const char *const CALSIM_POINT_NAMES[CALSIM_POINTS - 1];
 /* The rule that fires at this point, or NULL; counts and traces every decision. Lock held. */
-const calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
-                                   const calsim_occasion *occasion);
-const calsim_rule *calsim_job_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
-/* The counter that a rule skews. */
-uint64_t *calsim_counter_skewed(npurt_counters *counters, const calsim_rule *rule);
+calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
+                             const calsim_occasion *occasion);
+calsim_rule *calsim_job_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
+/* Change what is read as a rule that has just fired says. */
+bool calsim_counter_find(const char *name, uint32_t *index);
+void calsim_counter_change(npurt_counters *counters, calsim_rule *rule);
 uint64_t calsim_mix(uint64_t x);
 
 /* ---- calsim_calbin.c, calsim_buffer.c, calsim_memory.c --------------------------------- */
@@ -295,7 +360,8 @@ typedef struct calsim_chip {
 
 typedef struct calsim_layout { /* byte addresses in the home chip's file */
   uint64_t tensor[CALSIM_BANKS][CALSIM_TENSORS];
-  uint64_t kv, kv_lane_bytes, bytes;
+  uint64_t kv, kv_lane_bytes, bytes; /* behind the last lane: the scratch lane, where the rule has
+                                        one */
 } calsim_layout;
 
 struct calsim_calbin {
@@ -388,7 +454,7 @@ float *calsim_lane_kv(const calsim_bank *bank, uint32_t lane);
 void calsim_bank_all_unknown(calsim_bank *bank);
 void calsim_bank_free(calsim_bank *bank);
 
-/* ---- calsim_jobs.c, calsim_engine.c, calsim_compute.c ---------------------------------- */
+/* ---- calsim_jobs.c, calsim_phases.c, calsim_engine.c, calsim_clock.c, calsim_compute.c --- */
 
 typedef struct calsim_capture {
   float *logits;      /* [tokens][vocab] over all rows */
@@ -396,6 +462,14 @@ typedef struct calsim_capture {
   float *route_weight;
   uint64_t first[CALSIM_MAX_ROWS]; /* token index of each row's first token */
 } calsim_capture;
+
+typedef struct calsim_damage { /* what a fault does to numbers; kind 0: nothing */
+  calsim_fault_kind kind;
+  uint64_t lanes, amount;
+  int64_t lane, position, victim;
+  bool flag;
+  float *saved; /* what was there before */
+} calsim_damage;
 
 typedef struct calsim_end { /* how a job ends */
   uint32_t state, kv_effect, flags;
@@ -422,13 +496,16 @@ struct calsim_job {
   uint64_t rows_done;
   npurt_times times;
   npurt_ccu_exception ccu;
+  bool working; /* in a phase, or about to begin the first; else it waits for its next one */
+  bool over;    /* has left its last phase, known or not */
   /* the faults that this job carries */
   bool faulty, fault_quiesces, hung;
   uint32_t fault_kv, release_level;
   bool doubtful, never_runs; /* by submit_indeterminate */
   bool unseen_by_wait;       /* by lost_completion: only poll and result show the end */
-  bool dma_fails, numeric_flag;
-  uint64_t dma_left, nan_lanes, late_bytes; /* dma_left: bytes until the transfer fails */
+  bool dma_fails;
+  calsim_damage damage;
+  uint64_t dma_left, late_bytes; /* dma_left: bytes until the transfer fails */
   calsim_end end;                           /* while a late end is pending */
   /* checks */
   uint64_t input_hash[CALSIM_LOGITS]; /* at submit; 0: not known */
@@ -440,6 +517,17 @@ struct calsim_job {
   atomic_bool abort; /* a reset or close wants the phase to end early */
 };
 
+/* calsim_carry.c: take on a fault of a phase; *cost is what the phase takes. What ends with a reset
+ * of this level; the heat that an EXEC leaves; how warm the chips are now. */
+void calsim_carry_fault(calsim_device *d, calsim_job *job, const calsim_rule *rule, uint64_t *cost);
+void calsim_cure(calsim_device *d, uint32_t level);
+void calsim_heat_end(calsim_device *d);
+int32_t calsim_temperature(calsim_device *d);
+/* calsim_damage.c: rows of the batch that are not active; what is kept before the forward (false:
+ * no memory) and done after it. */
+uint32_t calsim_pads(const calsim_job *job);
+bool calsim_damage_before(calsim_job *job);
+void calsim_damage_after(calsim_job *job);
 /* Phase EXEC without the lock: KV and logits in device memory. */
 npurt_status calsim_compute(calsim_job *job);
 npurt_status calsim_capture_allocate(calsim_job *job);
@@ -456,23 +544,54 @@ typedef struct calsim_pending {
   calsim_job *job;
 } calsim_pending;
 
+bool calsim_is_real(const calsim_device *d);
 uint64_t calsim_now(const calsim_device *d);
+uint64_t calsim_host_now(void);
+uint64_t calsim_host_ns_of(const calsim_device *d, uint64_t device_ns);
 /* Host time (CLOCK_MONOTONIC) at which a real device clock shows this. */
 struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns);
 npurt_status calsim_engine_start(calsim_device *d);
 void calsim_engine_stop(calsim_device *d);
-/* Let the next queued job begin if the device is free. */
+/* Let every job go on whose next phase has its resources free. */
 void calsim_engine_next(calsim_device *d);
+/* The hypothesis in force: that of the configuration, or none with parallel mode off. */
+int calsim_overlap(const calsim_device *d);
+bool calsim_computes(const calsim_device *d);
+void calsim_push(calsim_device *d, calsim_job *job, uint32_t kind, uint64_t time);
+/* The earliest event of a bank (0: of the device), or NULL. */
+const calsim_pending *calsim_earliest(const calsim_device *d, uint32_t bank);
+/* Fire that event; returns its kind. Lock held before and after, not during the work. A job that is
+ * to be given up meanwhile is left as it is, for the reset that asked. */
+uint32_t calsim_fire(calsim_device *d, uint32_t bank);
+/* Begin a phase; what follows a phase's end. */
+void calsim_enter(calsim_device *d, calsim_job *job, uint32_t state);
+void calsim_settle(calsim_device *d, calsim_job *job, uint32_t kind, npurt_status status,
+                   uint32_t tensor);
 void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
                     uint32_t kv_effect, uint32_t flags);
 void calsim_forget_events(calsim_device *d, const calsim_job *job);
 /* End every job that a reset of this level can end; returns how many, and how many it cannot
  * account for. */
 uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccounted);
-/* Wait until no transfer or forward runs. */
+/* Does a transfer or a forward run? Wait until none does. */
+bool calsim_is_busy(const calsim_device *d);
 void calsim_wait_not_busy(calsim_device *d);
 
 /* ---- calsim_board.c -------------------------------------------------------------------- */
+
+typedef struct calsim_worker { /* the thread that takes the jobs of one command bank through */
+  calsim_device *device;
+  uint32_t bank; /* as `engine` of a job: 1, 2 */
+  bool runs;
+  pthread_t thread;
+} calsim_worker;
+
+typedef struct calsim_thermal { /* with a thermal fault; tau_ns 0: none has fired */
+  double mdegc;
+  uint64_t seen_ns, tau_ns;
+  int32_t rise_mdegc;
+  bool throttled;
+} calsim_thermal;
 
 struct calsim_device {
   pthread_mutex_t lock;
@@ -482,19 +601,19 @@ struct calsim_device {
   void *handle;
   calsim_objects objects;
   calsim_config config;
+  npurt_cap caps[CALSIM_CAPS];
   uint32_t chip_mask;
   calsim_chip chips[CALSIM_CHIPS];
   int scratch_fd; /* what checks read host memory through: a piece for the lock's holder, then one
-                     for the phase that runs without it */
+                     for each bank's phase that runs without it */
   uint8_t *scratch;
   /* clock: device time now (manual), or at base_host_ns (real) */
   uint64_t base_ns, base_host_ns;
   double scale;
   /* engine */
-  pthread_t thread;
-  bool thread_runs, closing, resetting;
-  calsim_job *busy;
-  calsim_job *active;
+  calsim_worker workers[CALSIM_BANKS]; /* with a real clock */
+  bool closing, resetting, parallel;
+  bool busy[CALSIM_BANKS];
   calsim_pending pending[CALSIM_MAX_PENDING];
   uint32_t pending_count, in_flight_ceiling;
   uint64_t next_pending_seq;
@@ -508,12 +627,17 @@ struct calsim_device {
   /* state that health, counters and resets report */
   uint64_t epoch, last_progress_ns;
   uint32_t health, advised, chip_health[CALSIM_CHIPS];
+  npurt_status sticky; /* not OK: every submit fails with it */
+  uint32_t cure_level; /* of the reset that ends sticky and sickness; 0: none does */
+  calsim_thermal thermal;
   npurt_counters totals; /* pending, running, left and inflight are computed */
   bool level1_done;      /* and nothing submitted since */
   bool reset_stamped[5];
   uint64_t reset_stamp_ns[5];
 };
 
+/* calsim_caps.c: take the answers of the configuration or its persona. */
+npurt_status calsim_caps_load(calsim_device *d);
 void calsim_describe(const calsim_config *config, npurt_device_desc *out);
 void calsim_health_set(calsim_device *d, uint32_t state, uint32_t advised, uint32_t chip);
 #endif

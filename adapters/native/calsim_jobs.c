@@ -35,6 +35,7 @@ const calsim_job *calsim_job_on_lane(const calsim_device *d, const calsim_bank *
 }
 
 void calsim_job_free(calsim_job *job) {
+  free(job->damage.saved);
   free(job->capture.logits);
   free(job->capture.route_idx);
   free(job->capture.route_weight);
@@ -45,6 +46,7 @@ void calsim_job_free(calsim_job *job) {
 
 static npurt_status check_current(const calsim_device *d, const npurt_submit_params *p) {
   if (d->resetting) return calsim_error(NPURT_E_BAD_STATE, "a reset is running");
+  if (d->sticky != NPURT_OK) return calsim_error(d->sticky, "the device refuses every job");
   if (p->expect_epoch != d->epoch)
     return calsim_error(NPURT_E_STALE_EPOCH, "built for epoch %llu; the device is in %llu",
                         (unsigned long long)p->expect_epoch, (unsigned long long)d->epoch);
@@ -116,7 +118,7 @@ static npurt_status take_row(calsim_job *job, const npurt_lane *row, uint32_t i,
   if (row->active > 1)
     return calsim_error(NPURT_E_INVALID_ARG, "row %u: active is %u", i, row->active);
   if (!row->active) {
-    if (job->calbin->m->lane_rule == 0)
+    if (job->calbin->m->lane_rule == CALSIM_RULE_UNDEFINED)
       return calsim_error(NPURT_E_LANE_RULE, "row %u is inactive; the calbin has no rule for that",
                           i);
     if (row->tokens != 0)
@@ -136,6 +138,21 @@ static npurt_status take_row(calsim_job *job, const npurt_lane *row, uint32_t i,
                       (unsigned long long)txn);
 }
 
+/* Where rows are fixed to lanes: row i of the job is i behind a multiple of the batch. */
+static npurt_status check_fixed_rows(const calsim_job *job) {
+  uint32_t batch = job->submodel->max_batch, first = UINT32_MAX;
+  if (!job->calbin->m->fixed_rows) return NPURT_OK;
+  for (uint32_t row = 0; row < job->row_count; ++row) {
+    uint32_t lane = job->rows[row].lane;
+    if (!job->rows[row].active) continue;
+    if (first == UINT32_MAX) first = lane / batch * batch;
+    if (lane != first + row)
+      return calsim_error(NPURT_E_LANE_RULE, "row %u has lane %u; the calbin wants lane %u there",
+                          row, lane, first + row);
+  }
+  return NPURT_OK;
+}
+
 /* Copy and check the rows; fills the sizes that the cost model asks for. */
 static npurt_status take_rows(const npurt_submit_params *p, calsim_job *job, calsim_work *work) {
   uint32_t most = job->in->rows < job->out->rows ? job->in->rows : job->out->rows;
@@ -144,7 +161,8 @@ static npurt_status take_rows(const npurt_submit_params *p, calsim_job *job, cal
                         most);
   if (p->lane_stride < CALSIM_ABI01(npurt_lane))
     return calsim_error(NPURT_E_STRUCT_SIZE, "lane_stride %u is too small", p->lane_stride);
-  if (job->calbin->m->lane_rule == 0 && p->lane_count < job->submodel->max_batch)
+  if (job->calbin->m->lane_rule == CALSIM_RULE_UNDEFINED &&
+      p->lane_count < job->submodel->max_batch)
     return calsim_error(NPURT_E_LANE_RULE, "%u of %u rows; the calbin has no rule for the others",
                         p->lane_count, job->submodel->max_batch);
   for (uint32_t i = 0; i < p->lane_count; ++i) {
@@ -161,7 +179,36 @@ static npurt_status take_rows(const npurt_submit_params *p, calsim_job *job, cal
     work->attended +=
         (uint64_t)row.tokens * row.kv_len + (uint64_t)row.tokens * (row.tokens + 1) / 2;
   }
-  return work->rows > 0 ? NPURT_OK : calsim_error(NPURT_E_INVALID_ARG, "no active row");
+  if (work->rows == 0) return calsim_error(NPURT_E_INVALID_ARG, "no active row");
+  return check_fixed_rows(job);
+}
+
+/* The registers: only lane rule mask_csr has one, whether a row is active. A row that the job does
+ * not have is masked out by that. */
+static npurt_status take_csrs(const npurt_submit_params *p, const calsim_job *job) {
+  bool masked[CALSIM_MAX_ROWS] = {false};
+  if (p->csr_count == 0 && job->calbin->m->lane_rule != CALSIM_RULE_MASK_CSR) return NPURT_OK;
+  if (job->calbin->m->lane_rule != CALSIM_RULE_MASK_CSR)
+    return calsim_error(NPURT_E_NOT_FOUND, "the submodel has no CSR");
+  if (p->csr_count > CALSIM_MAX_ROWS || (p->csrs == NULL && p->csr_count > 0))
+    return calsim_error(NPURT_E_INVALID_ARG, "%u register values", p->csr_count);
+  if (p->csr_count > 0 && p->csr_stride < CALSIM_ABI01(npurt_csr_value))
+    return calsim_error(NPURT_E_STRUCT_SIZE, "csr_stride %u is too small", p->csr_stride);
+  for (uint32_t i = 0; i < p->csr_count; ++i) {
+    npurt_csr_value csr;
+    memcpy(&csr, (const uint8_t *)p->csrs + (uint64_t)p->csr_stride * i, sizeof csr);
+    if (csr.id != CALSIM_ROW_ACTIVE)
+      return calsim_error(NPURT_E_NOT_FOUND, "the submodel has no CSR %u", csr.id);
+    if (csr.lane >= job->row_count || csr.value > 1)
+      return calsim_error(NPURT_E_INVALID_ARG, "row_active of row %u of %u is %llu", csr.lane,
+                          job->row_count, (unsigned long long)csr.value);
+    masked[csr.lane] = csr.value == 0;
+  }
+  for (uint32_t row = 0; row < job->row_count; ++row)
+    if (masked[row] == (job->rows[row].active != 0))
+      return calsim_error(NPURT_E_LANE_RULE, "row %u: the register row_active contradicts the job",
+                          row);
+  return NPURT_OK;
 }
 
 /* Every row of the job must lie within the slices, and no range may overlap what is in flight. */
@@ -226,8 +273,7 @@ static npurt_status prepare(calsim_device *d, const npurt_submit_params *p, cals
   npurt_status status = check_current(d, p);
   if (status == NPURT_OK) status = take_objects(d, p, job);
   if (status == NPURT_OK) status = take_rows(p, job, &work);
-  if (status == NPURT_OK && p->csr_count > 0)
-    status = calsim_error(NPURT_E_NOT_FOUND, "the submodel has no CSR");
+  if (status == NPURT_OK) status = take_csrs(p, job);
   if (status == NPURT_OK) status = choose_engine(d, p->engine_mode, job);
   if (status == NPURT_OK) status = check_views(d, job);
   if (status != NPURT_OK) return status;
@@ -241,7 +287,8 @@ static npurt_status prepare(calsim_device *d, const npurt_submit_params *p, cals
   job->doubtful = rule != NULL;
   job->never_runs = rule != NULL && !rule->runs;
   work.bytes_in = job->bytes_in;
-  job->cost = calsim_job_cost(d->config.profile, &work);
+  work.decodes = job->submodel->task == 2;
+  job->cost = calsim_job_cost(&d->config, &work);
   bool captures = d->config.capture && d->config.profile != CALSIM_PROFILE_NULL;
   return captures ? calsim_capture_allocate(job) : NPURT_OK;
 }
@@ -309,6 +356,15 @@ npurt_status npurt_job_submit(npurt_device *handle, const npurt_submit_params *p
 
 /* ---- after submit ---------------------------------------------------------------------- */
 
+/* A state that the job is not in, where a fault wants it. */
+static void show_illegal_step(calsim_device *d, const calsim_job *job, npurt_job_state *state) {
+  const calsim_rule *rule = calsim_job_fault_at(d, CALSIM_AT_POLL, job);
+  if (rule == NULL) return;
+  state->state = rule->to;
+  if (rule->to == NPURT_JOB_DONE)
+    state->h.flags |= CALSIM_FLAG_TERMINAL | CALSIM_FLAG_QUIESCENT | CALSIM_FLAG_OUTPUT_VALID;
+}
+
 npurt_status npurt_job_poll(npurt_device *handle, npurt_ticket ticket, npurt_job_state *out) {
   npurt_status status = CALSIM_CHECK(out, npurt_job_state);
   if (status != NPURT_OK) return status;
@@ -323,6 +379,7 @@ npurt_status npurt_job_poll(npurt_device *handle, npurt_ticket ticket, npurt_job
                               .status = job->status,
                               .generation = job->generation,
                               .device_epoch = job->epoch};
+  if (job != NULL && job->state < NPURT_JOB_DONE) show_illegal_step(d, job, &state);
   calsim_unlock(d);
   if (job == NULL) return NPURT_E_STALE_TICKET;
   calsim_put(out, &state, sizeof state);

@@ -71,6 +71,13 @@ static uint32_t take_bool(reader *r, uint32_t object, const char *path) {
   return 0;
 }
 
+/* The same of a key that may be missing, which says false. */
+static uint32_t take_optional_bool(reader *r, uint32_t object, const char *key) {
+  uint32_t node = 0;
+  if (r->status || calsim_json_member(&r->json, object, key, &node) == CALSIM_JSON_ABSENT) return 0;
+  return take_bool(r, object, key);
+}
+
 static double take_double(reader *r, uint32_t object, const char *path, double min, double max) {
   uint32_t node = 0;
   double value = min;
@@ -169,6 +176,7 @@ static void read_kv(reader *r, calsim_manifest *m) {
   m->context = take_u32(r, 0, "context", 1, 1 << 20);
   m->lanes = take_u32(r, 0, "lanes", 1, 64);
   m->lane_rule = CHOICE(r, 0, "lane_rule", "undefined", "length_zero", "mask_csr", "scratch_lane");
+  m->fixed_rows = take_optional_bool(r, 0, "fixed_rows");
   m->kv_layout = 1 + CHOICE(r, 0, "kv_layout", "only_valid", "all", "auto");
   m->kv_bytes_per_token = 4ull * s->layers * s->kv_heads * s->head_dim;
   uint32_t kv = take_container(r, 0, "kv", CALSIM_JSON_OBJECT);

@@ -72,7 +72,7 @@ calsim_layout calsim_layout_of(const calsim_manifest *m) {
     }
   }
   layout.kv = layout.bytes;
-  layout.bytes += layout.kv_lane_bytes * m->lanes;
+  layout.bytes += layout.kv_lane_bytes * (m->lanes + (m->lane_rule == CALSIM_RULE_SCRATCH));
   return layout;
 }
 
@@ -128,6 +128,12 @@ static uint32_t part_count(const calsim_job *job, uint32_t tensor) {
   return view->column_count == t.columns ? 1 : view->row_count;
 }
 
+/* The bank that a job's tensor lies in; by fault swapped_output an output comes from the other. */
+static uint32_t bank_of(const calsim_job *job, uint32_t tensor) {
+  bool swapped = job->damage.kind == CALSIM_SWAPPED_OUTPUT && tensor >= CALSIM_LOGITS;
+  return swapped ? CALSIM_BANKS - job->engine : job->engine - 1;
+}
+
 static part part_of(const calsim_job *job, uint32_t tensor, uint32_t i) {
   const calsim_view *view = &job->views[tensor];
   calsim_tensor t = calsim_tensor_of(job->calbin->m, job->submodel, tensor);
@@ -135,7 +141,7 @@ static part part_of(const calsim_job *job, uint32_t tensor, uint32_t i) {
   bool whole = view->column_count == t.columns;
   return (part){.host = view->host + (view->row_first + i) * row_bytes +
                         (uint64_t)view->column_first * t.element_bytes,
-                .address = job->calbin->layout.tensor[job->engine - 1][tensor] + i * row_bytes,
+                .address = job->calbin->layout.tensor[bank_of(job, tensor)][tensor] + i * row_bytes,
                 .bytes = whole ? row_bytes * view->row_count
                                : (uint64_t)view->column_count * t.element_bytes};
 }
@@ -192,6 +198,7 @@ static npurt_status check_inputs(calsim_job *job) {
   const int32_t *lengths = (const int32_t *)calsim_address(c, job->engine, CALSIM_LENGTHS);
   for (uint32_t row = 0; row < job->row_count; ++row) {
     const npurt_lane *lane = &job->rows[row];
+    if (!lane->active && c->m->lane_rule == CALSIM_RULE_MASK_CSR) continue;
     uint32_t count = lane->active ? lane->tokens : 0;
     const uint64_t first = (uint64_t)row * job->submodel->max_tokens;
     if (lengths[row] != (int32_t)count)
@@ -212,9 +219,9 @@ static npurt_status check_inputs(calsim_job *job) {
 
 /* ---- checks of host memory in flight ---------------------------------------------------- */
 
-/* Two holders may look at host memory at once: who has the lock, and the phase that runs without
- * it. */
-enum { WITH_LOCK, WITHOUT_LOCK };
+/* Several holders may look at host memory at once: who has the lock, and the phase of each bank
+ * that runs without it, which goes by the bank's number. */
+enum { WITH_LOCK };
 
 /* Four undefined BF16 numbers that carry 28 bits of the ticket. */
 static uint64_t tag_of(const calsim_job *job) {
@@ -422,7 +429,7 @@ npurt_status calsim_write_late(calsim_job *job) {
   for (uint32_t i = 0; i < part_count(job, CALSIM_LOGITS) && left > 0; ++i) {
     part p = part_of(job, CALSIM_LOGITS, i);
     uint64_t bytes = p.bytes < left ? p.bytes : left;
-    if (!write_tag(job->device, WITHOUT_LOCK, tag_of(job), p.host, bytes)) return NPURT_E_DMA;
+    if (!write_tag(job->device, (int)job->engine, tag_of(job), p.host, bytes)) return NPURT_E_DMA;
     left -= bytes;
   }
   return NPURT_OK;
@@ -437,7 +444,7 @@ npurt_status calsim_transfer_in(calsim_job *job, uint32_t *gone) {
 
 npurt_status calsim_transfer_out(calsim_job *job, uint32_t *gone) {
   for (uint32_t tensor = CALSIM_LOGITS; tensor < CALSIM_TENSORS; ++tensor)
-    if ((job->tagged >> tensor & 1) != 0 && !tag_stands(job, WITHOUT_LOCK, tensor, true))
+    if ((job->tagged >> tensor & 1) != 0 && !tag_stands(job, (int)job->engine, tensor, true))
       job->touched |= 1u << tensor;
   return transfer(job, CALSIM_LOGITS, CALSIM_TENSORS, gone);
 }

@@ -26,6 +26,7 @@ typedef struct calsim_manifest {
   char needs_runtime[64], needs_driver[64], needs_firmware[64];
   calsim_shape shape;
   uint32_t context, lanes, lane_rule, kv_layout, layout; /* numbered as in npurt.h */
+  uint32_t fixed_rows; /* row i of a job is lane i, or i behind a multiple of the batch */
   uint32_t chip_count, chip_mask;
   uint64_t kv_bytes_per_token;
   uint64_t params[NPURT_MAX_CHIPS], kv[NPURT_MAX_CHIPS], workspace[NPURT_MAX_CHIPS], other[NPURT_MAX_CHIPS];

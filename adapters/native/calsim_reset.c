@@ -133,9 +133,7 @@ static void run_level(calsim_device *d, uint32_t level, npurt_reset_report *repo
   if (level == DYNAMIC_MEM || level == DEVICE_SOFT) free_dynamic(d, report);
   if (level == DEVICE_SOFT) new_epoch(d, report);
   if (level == CCU) d->level1_done = true;
-  if (level == CCU || level == DEVICE_SOFT)
-    for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
-      calsim_health_set(d, CALSIM_HEALTH_OK, 0, chip);
+  calsim_cure(d, level);
   ++d->totals.resets[level - 1];
 }
 

@@ -324,7 +324,8 @@ typedef struct npurt_calbin_info {
 } npurt_calbin_info;
 
 typedef struct npurt_submodel_info {
-  npurt_head h;                       /* flags: 1 INCREMENTAL_PREFILL, 2 PREEMPTIBLE */
+  npurt_head h; /* flags: 1 INCREMENTAL_PREFILL, 2 PREEMPTIBLE, 4 FIXED_ROWS: row i is lane i, or i
+                   behind a multiple of max_batch */
   uint32_t index, task;               /* task: 1 PREFILL, 2 DECODE */
   uint32_t max_batch, max_tokens;     /* max_tokens: per lane and submission */
   uint32_t max_context, engine_modes; /* engine_modes: bit 0 AUTO, 1 PING, 2 PONG */

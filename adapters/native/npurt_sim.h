@@ -4,9 +4,17 @@
  * Opening. npurt_device_open takes lines of "key = value"; '#' begins a comment, unknown or
  * repeated keys are errors:
  *   profile       tiny (default): each phase takes 1 us, real forward
+ *                 cost: real forward; times by the next four keys
  *                 null: 1 ns, no compute; logits follow from the last token and its position, KV
  *                 is not written
  *                 tp2-ref: memory and times of a 30B mixture of experts on two chips
+ *                 tp2-b4, tp2-b8, tp2-b16: the same with a batch of at most that many and its
+ *                 memory as 8 lanes of 5120, 16 of 2560 or 32 of 1280 tokens at most
+ *   h2d, d2h      profile cost: time of the transfers of a job (50us)
+ *   prefill       profile cost: A/B/C, EXEC takes A + B tokens + C tokens^2 (8ms/100us/0ns)
+ *   decode        profile cost: A/B/C, EXEC takes A + B rows + C context tokens (8ms/500us/0ns)
+ *   overlap       what of two jobs in flight overlaps, see Overlap (3)
+ *   persona       file of a persona, see Personas
  *   seed          decides every draw (0)
  *   clock         manual (default), virtual: nothing moves but inside npurt_sim_step
  *                 real: an engine thread
@@ -17,6 +25,35 @@
  *   capture       0 | 1: keep float32 logits and routing of each job until it is retired (0)
  *   dram_bytes    per chip (17179869184)
  *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
+ *
+ * Overlap. Two command banks, ping and pong, each with the tensors of one job. Phases begin in the
+ * order of the submits, as soon as what they take is free; a job waits in the state that it has.
+ *   0             nothing: a job begins when the one before has left its last phase
+ *   1             the same; the capability says that commands are ready early, which costs nothing
+ *                 here
+ *   2             one link for both directions: the transfer to the device overlaps the other job's
+ *                 EXEC, a transfer to the host overlaps nothing
+ *   3             all three phases: a link each way, and what computes
+ * One job computes at a time. npurt_device_set turns parallel mode off (then as 0) and on again,
+ * with nothing in flight; it is on at open with overlap 2 and 3. With a real clock the phases of two
+ * jobs run on two threads.
+ *
+ * Lane rules. Rows of a batch that are not active, and those that the job leaves out, write no lane
+ * and have logits of zero, by every rule that lets them be.
+ *   undefined     there are none: another batch than a full one is LANE_RULE
+ *   length_zero   their tokens and length are 0
+ *   mask_csr      as the register row_active says for each row, 1 where it is not given; a row of
+ *                 which register and job differ is LANE_RULE. Their inputs are not looked at.
+ *   scratch_lane  as length_zero; the row computes on a lane behind the bank's last
+ * With "fixed_rows": true in its manifest a calbin takes row i of a job on lane i, or on lane i
+ * behind a multiple of the batch; other rows are LANE_RULE.
+ *
+ * Personas. A text table that makes the board answer for its capabilities like another runtime; it
+ * behaves as ever. '#' begins a comment; what is not understood is an error with its line:
+ *   scope TEXT    of the lines below
+ *   cap NAME support=yes|no|limited|unknown evidence=C0|..|C4
+ *       source=device|vendor|header|record|inferred|simulated [value=N] [note=TEXT to the end]
+ * on one line, each capability at most once. What it does not say is unknown, C3, inferred.
  *
  * Every open is a board of its own, always "board 0"; boards of one process share nothing but the
  * numbering of tickets, generations and handles.
@@ -55,6 +92,21 @@
  *   slow                  h2d, exec, d2h   factor=X phase=exec: the phase takes X times as long
  *   dma_error             h2d, d2h         dir= (the same as on=) offset=0: bytes moved before it
  *   numeric_nan           exec             lanes=all (or a mask) flag=y|n: with NUMERIC_FLAG or not
+ *   numeric_garbage       exec             lanes=all flag=n|y: finite numbers, none of them right
+ *   numeric_constant      exec             lanes=all flag=n|y: every logit is 1
+ *   numeric_offset        exec             lanes=all flag=n|y n=1: of token T are those of T - n
+ *   stale_output          exec             logits of the job before on that bank
+ *   swapped_output        d2h              what lies in the other bank as output
+ *   kv_stale              exec             pos=: the row stays what it was before the job
+ *   kv_swap               exec             pos= with=LANE: the row exchanged with that lane's
+ *   kv_zero, kv_bit       exec             pos=: the row is zero; one bit of it is another
+ *   pad_write             exec             victim=LANE: an inactive row writes over its first row
+ *   unhealthy             h2d, exec, d2h   chip=0 release=reset1: health says so, jobs go on
+ *   sticky                h2d, exec, d2h   code=0x804 release=reset4: every submit fails with it
+ *   device_lost           h2d, exec, d2h   release=reset4: and all jobs in flight are LOST
+ *   thermal               exec             tau=10s rise=50 limit=80 factor=2: one RC node, degrees
+ *   drift                 exec             percent= of EXEC per 10^6 jobs, bytes= of memory per job
+ *   illegal_step          poll             from=STATE to=STATE: a poll shows another state
  *   lost_completion       visible          poll_sees=y|n: polls see it and no wait does, or nobody
  *   late_completion       visible          delay=T: told that much later, with event and flag LATE
  *   late_dma              visible          delay=T bytes=64: writes the job's tag to its logits
@@ -62,6 +114,9 @@
  *   kv_apply_after        kv_apply_after   the same
  *   kv_can_lie            kv_can           tokens=N, with or without sign: pool, lanes look larger
  *   counter_skew          counters         field=NAME n=N, with or without sign: added when read
+ *   counter_stuck         counters         field=NAME: shows what it did at the first firing
+ *   counter_negative      counters         field=NAME n=1: shows 0 - n
+ *   counter_reset         counters         field=NAME: counts from the first firing on
  * Points. submit: every submit that would be accepted. visible: a job's end becomes known; lost and
  * late_completion take only jobs that are DONE, late_dma only ends without QUIESCENT, and a reset
  * that makes the job quiescent stops it. kv_apply_before: a list that would be applied and
@@ -71,8 +126,13 @@
  * The occurrences of a point that pass a rule's filters are its matches. skip drops the first ones;
  * then nth takes the N-th, every each N-th, p each with probability X by hash(seed, ID, point,
  * ordinal of the point); without any of the three every match fires. count bounds the firings: by
- * default inf for every and p, else 1. Times carry a unit (ns us ms s) and are device time.
+ * default inf for every, p, thermal, drift, counter_stuck and counter_reset, else 1. Times carry a
+ * unit (ns us ms s) and are device time.
  * Rules are armed, and their ordinals begin, at npurt_sim_arm; during=load arms a rule at once.
+ * KV rows are those of all layers at pos, by default the last position that the job writes, on the
+ * lane that lane= names or the first active one. The job's own logits are right; what reads the row
+ * later is not. pad_write matches jobs with an inactive row only. Without a thermal rule the chips
+ * have 45 or 52 degrees. release=never ends with the board; a reset of another level leaves it.
  * A hang released by resetN ends like any other job in a reset of level N or above. never means
  * that no reset ends it; a device reset (level 4) gives the job up as LOST, not quiescent. */
 #ifndef NPURT_SIM_H

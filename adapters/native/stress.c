@@ -486,7 +486,22 @@ static void run_random(const char *folder, uint64_t seed) {
                            "fault q kind=late_dma p=0.5 delay=3us bytes=33\n"
                            "fault b kind=kv_apply_before p=0.05\n"
                            "fault c kind=kv_apply_after p=0.05 partial=y\n"
-                           "fault x kind=counter_skew p=0.5 field=left n=-3") == NPURT_OK);
+                           "fault x kind=counter_skew p=0.5 field=left n=-3\n"
+                           "fault y kind=counter_stuck field=late skip=9\n"
+                           "fault A kind=numeric_garbage p=0.05\n"
+                           "fault B kind=numeric_offset p=0.05 n=70\n"
+                           "fault C kind=stale_output p=0.05\n"
+                           "fault D kind=swapped_output p=0.05\n"
+                           "fault E kind=kv_stale p=0.05\n"
+                           "fault F kind=kv_swap p=0.05 with=3 pos=2\n"
+                           "fault G kind=kv_bit p=0.05\n"
+                           "fault H kind=pad_write p=0.5 victim=7\n"
+                           "fault I kind=thermal p=0.1 tau=9us\n"
+                           "fault J kind=drift p=0.1 percent=5 bytes=10000000\n"
+                           "fault K kind=illegal_step p=0.1 from=exec to=done\n"
+                           "fault L kind=unhealthy p=0.02\n"
+                           "fault M kind=sticky p=0.01 on=d2h release=reset1\n"
+                           "fault N kind=device_lost p=0.005 on=h2d") == NPURT_OK);
   REQUIRE(npurt_sim_arm(b.device) == NPURT_OK);
   pair pairs[3] = {make_pair(&b, 0), make_pair(&b, 0), make_pair(&b, 1)};
   npurt_ticket tickets[3] = {0};

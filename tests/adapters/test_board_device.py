@@ -34,6 +34,12 @@ from laneway.adapters.npurt import Code
         ("scale = 2", "scale belongs to clock = real"),
         ("strict = yes", "strict does not take"),
         ("driver_version = 1..2", "driver_version does not take"),
+        ("overlap = 4", "overlap does not take the value '4'"),
+        ("h2d = 1ms", "h2d belongs to profile = cost"),
+        ("profile = cost\ndecode = 1ms/2ms", "decode does not take"),
+        ("profile = cost\ndecode = 1ms/2ms/3ms/4ms", "decode does not take"),
+        ("profile = cost\nprefill = 1ms/2/3ms", "prefill does not take"),
+        ("persona =", "persona does not take the value ''"),
     ],
 )
 def test_a_wrong_configuration_is_refused(bench: Bench, config: str, complaint: str) -> None:

@@ -115,7 +115,10 @@ def test_a_ccu_exception_reports_what_it_left(
 
 
 @pytest.mark.parametrize("phase", ["h2d", "exec", "d2h"])
-def test_a_hang_makes_no_progress_and_blocks_the_next_job(board: Board, phase: str) -> None:
+def test_a_hang_makes_no_progress_and_blocks_the_next_job(
+    open_board: OpenBoard, phase: str
+) -> None:
+    board = open_board("overlap = 0")
     board.faults(f"fault h kind=hang phase={phase} release=reset1")
     hung = board.start(Pair(board, DECODE), [(0, [1], 0)])
     behind = board.start(Pair(board, DECODE), [(1, [1], 0)])

@@ -309,7 +309,8 @@ def test_submit_refuses_rows_that_the_bank_does_not_know(
     assert board.submit(pair, [(0, 1, 0)])[0] == Code.OK
 
 
-def test_two_jobs_are_taken_and_a_third_is_refused(board: Board) -> None:
+def test_two_jobs_are_taken_and_a_third_is_refused(open_board: OpenBoard) -> None:
+    board = open_board("overlap = 0")
     pairs = [Pair(board, DECODE) for _ in range(3)]
     first = board.start(pairs[0], [(0, [1], 0)])
     second = board.start(pairs[1], [(1, [2], 0)])

@@ -46,6 +46,8 @@ def test_the_version_is_that_of_the_package() -> None:
 
 # ------------------------------------------------------------------------ devices
 
+WORDS = ("value", "scope", "note")
+
 
 def test_devices_are_listed() -> None:
     rows = laneway("devices", "--json").done().rows
@@ -62,10 +64,25 @@ def test_a_device_says_what_it_is_and_can_do() -> None:
     capabilities = {capability["name"]: capability for capability in row["capabilities"]}
     assert set(capabilities) <= set(CAPABILITIES) and capabilities["IN_FLIGHT"]["value"] >= 1
     for capability in capabilities.values():
-        assert set(capability) == {"name", "support", "evidence", "source", "value"}
+        assert set(capability) == {*("name", "support", "evidence", "source"), *WORDS}
         assert capability["evidence"] in ("C0", "C1", "C2", "C3", "C4", "SIM")
     shown = laneway("devices", "sim:tp2-ref").done().out
     assert "IN_FLIGHT" in shown and "firmware_version: 0.1.0" in shown
+    assert "one calbin at a time" in shown
+
+
+def test_a_device_says_what_is_on_and_why_the_rest_is_not() -> None:
+    row = laneway("devices", "sim:", "--json").done().row
+    features = {feature["feature"]: feature for feature in row["features"]}
+    assert (features["two_in_flight"]["on"], features["two_in_flight"]["value"]) == (True, 2)
+    assert features["two_in_flight"]["why"] == "conformance"
+    resident = features["resident_models"]
+    assert not resident["on"] and "missing is a memory plan" in resident["why"]
+    assert (row["inflight_max"], row["chunked_prefill"]) == (2, True)
+    bare = laneway("devices", "sim:?records=none", "--json").done().row
+    assert [each["feature"] for each in bare["features"] if each["on"]] == ["single_job"]
+    shown = " ".join(laneway("devices", "sim:?records=none").done().out.split())
+    assert "two_in_flight" in shown and "off: PING_PONG" in shown
 
 
 # ------------------------------------------------------------------------ machines

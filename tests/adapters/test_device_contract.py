@@ -134,9 +134,11 @@ def test_the_device_describes_itself(open_driven: Open) -> None:
     assert facts.device_epoch == 1
     assert [chip.total_bytes for chip in facts.chips] == [123456789, 123456789]
     assert [chip.used_bytes for chip in facts.chips] == [0, 0]
-    assert {name: value for name, *_, value in facts.capabilities}[
-        "IN_FLIGHT"
-    ] == facts.inflight_max
+    rows = {row.name: row for row in facts.capabilities}
+    assert rows["IN_FLIGHT"].value == facts.inflight_max
+    assert {(row.evidence, row.source) for row in rows.values()} == {("SIM", "simulated")}
+    assert rows["CANCEL"].note == "queued jobs only" and rows["CANCEL"].scope == "calsim 0.1.0"
+    assert (facts.backend_kind, facts.chip_mask) == ("sim", 0b11)
 
 
 def test_a_value_that_the_board_does_not_take_is_a_configuration_error() -> None:

@@ -118,9 +118,10 @@ def test_wrong_options_are_refused(rest: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("sim:huge", "the profiles are tiny, null, tp2-ref"),
+        ("sim:huge", "the profiles are tiny, null, cost, tp2-ref, tp2-b4, tp2-b8, tp2-b16"),
+        ("sim:?persona=x", "persona=x: no such file; shipped: calrt-0.7.6"),
         ("sim:?clock=slow", "one of real, manual, virtual is wanted"),
-        ("sim:?persona=x", "unknown option 'persona'; known are seed, clock, scale"),
+        ("sim:?speed=x", "unknown option 'speed'; known are seed, clock, scale"),
         ("sim:?faults=/nowhere/plan", "faults=/nowhere/plan cannot be read"),
         ("npurt:/nowhere/lib.so?index=many", "option index=many: 0 to 255 is wanted"),
     ],

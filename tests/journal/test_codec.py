@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from support.journal_steps import completed, started, submitted
 
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
+from laneway.engine.evidence import EVIDENCE, SOURCES, SUPPORT, Capability
 from laneway.engine.inputs import NO_TOKEN, Completed, Input, RowResult, SubmitAccepted, TimePassed
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
@@ -57,6 +58,18 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
             frequency_penalty=st.floats(-2, 2),
             logit_bias=st.dictionaries(st.integers(0, 1 << 20), st.floats(-100, 100), max_size=4),
             allowed_token_ids=st.none() | st.lists(st.integers(0, 1 << 20), min_size=1, max_size=4),
+        )
+    if annotation is Capability:
+        words = {
+            "support": st.sampled_from(SUPPORT),
+            "evidence": st.sampled_from(EVIDENCE),
+            "source": st.sampled_from(SOURCES),
+        }
+        return st.builds(
+            Capability,
+            value=st.integers(-(1 << 63), (1 << 63) - 1),
+            **{name: st.text(max_size=20) for name in ("name", "scope", "note")},
+            **words,
         )
     if attrs.has(annotation):
         return instances_of(annotation)
@@ -127,11 +140,14 @@ WIRE_NAMES = {
         " unload_tolerance_bytes configure_timeout_ns retry_after_ns unload_reread_ns"
         " configure_retries_max buried_items_max buried_bytes_max]"
         " device[url backend product serial runtime_version driver_version firmware_version"
-        f" device_epoch inflight_max {CHIPS} capabilities chunked_prefill counters]",
+        f" device_epoch inflight_max {CHIPS}"
+        " capabilities[name support evidence source value scope note] backend_kind backend_version"
+        " chip_mask proven grants[feature calbin_sha256 value evidence by] chunked_prefill"
+        " counters]",
     ),
     "LoadRequested": (1, "model alias source"),
     "ArtifactValidated": (
-        1,
+        2,
         "model name sha256 architecture layout lane_rule context_tokens vocabulary lane_count"
         " end_tokens submodels[name task batch_max tokens_max incremental] chip_bytes"
         f" {CHIPS} trials[origin prompt forced batch]",

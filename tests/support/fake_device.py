@@ -6,7 +6,7 @@ the engine to the rules of memory: it asserts when a buffer or a lane is used wh
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -38,6 +38,7 @@ from laneway.engine.effects import (
     SubmitRow,
     ValidateArtifact,
 )
+from laneway.engine.evidence import Capability
 from laneway.engine.inputs import (
     NO_TOKEN,
     ArtifactRefused,
@@ -96,7 +97,7 @@ class FakeDevice:
     replace what a finished job posts; ``holding`` keeps jobs from finishing; ``meanwhile`` is
     called after each answer, as another thread would come in between. ``bank`` is the device's word
     on each lane's sequence, moved by the KV operations alone, and every reservation is checked
-    against it.
+    against it. ``verified`` names the capabilities that carry a record.
     """
 
     clock: ManualClock = attrs.Factory(ManualClock)
@@ -110,6 +111,7 @@ class FakeDevice:
     holding: bool = False
     virtual: bool = True
     inflight_max: int = 1
+    verified: tuple[str, ...] = ()
     artifact: Callable[[int], ArtifactValidated] = attrs.field(default=lambda m: artifact(m))
     executed: list[DeviceEffect] = attrs.Factory(list)
     submitted: list[SubmitJob] = attrs.Factory(list)
@@ -143,7 +145,22 @@ class FakeDevice:
             inflight_max=self.inflight_max,
             chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
             counters=self.counters(),
+            capabilities=tuple(self._capabilities()),
+            backend_kind="sim",
+            proven=self.verified,
         )
+
+    def _capabilities(self) -> Iterator[Capability]:
+        """Say yes to everything that the engine may ask for; what counts is ``verified``."""
+        values = {
+            "IN_FLIGHT": self.inflight_max,
+            **{"PING_PONG": 2, "COUNTERS": 1, "POLL_THREADSAFE": 1, "BATCH_LANES": 16},
+            **{"LANE_RULE": 0b11, "INCREMENTAL_PREFILL": 1, "CANCEL": 1, "LAYOUTS": 0b111110},
+        }
+        for name, value in values.items():
+            yield Capability(
+                name=name, support="yes", evidence="SIM", source="simulated", value=value
+            )
 
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
         assert not threads

@@ -10,6 +10,7 @@ from support.fake_device import FakeDevice
 
 from laneway.engine.decide import decide
 from laneway.engine.effects import DeviceEffect
+from laneway.engine.evidence import Capability, Grant
 from laneway.engine.evolve import fold
 from laneway.engine.inputs import (
     CancelRequested,
@@ -44,7 +45,19 @@ FACTS = DeviceFacts(
     device_epoch=1,
     inflight_max=1,
     chips=(ChipFacts(total_bytes=1000, used_bytes=0),),
-    capabilities=(("CAP_A", 1, 2, 3, 4),),
+    capabilities=(
+        Capability(
+            name="CAP_A",
+            support="limited",
+            evidence="C2",
+            source="header only",
+            value=-4,
+            scope="vörsion",
+            note="",
+        ),
+    ),
+    proven=("CAP_A",),
+    grants=(Grant(feature="f", calbin_sha256="", value=2, evidence="SIM", by="conformance"),),
 )
 
 

@@ -2,6 +2,7 @@
 
 import ctypes as c
 import functools
+import json
 import mmap
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -57,11 +59,19 @@ def native_library() -> Library:
 class Pair:
     """An input and an output buffer with their memory."""
 
-    def __init__(self, board: "Board", submodel: int, *, digest: bool = True) -> None:
+    def __init__(
+        self,
+        board: "Board",
+        submodel: int,
+        *,
+        digest: bool = True,
+        rows: int | None = None,
+        width: int | None = None,
+    ) -> None:
         self.board = board
         board.pairs.append(self)  # memory that jobs may still touch lives as long as the board
-        self.rows = 4 if submodel in (PREFILL_4, DECODE_4) else 1
-        self.width = CONTEXT if submodel in (PREFILL, PREFILL_4) else 1
+        self.rows = rows or (4 if submodel in (PREFILL_4, DECODE_4) else 1)
+        self.width = width or (CONTEXT if submodel in (PREFILL, PREFILL_4) else 1)
         self.memory: dict[int, mmap.mmap] = {}
         self.in_ = board.create_buffer(submodel, npurt.IN)
         self.out = board.create_buffer(submodel, npurt.OUT)
@@ -158,8 +168,10 @@ class Board:
         engine: int = 0,
         epoch: int | None = None,
         generation: int | None = None,
+        registers: Sequence[tuple[int, int, int]] = (),
     ) -> tuple[int, int]:
-        """Submit (lane, tokens, kv_len) per row; return code and ticket."""
+        """Submit (lane, tokens, kv_len) per row and (id, row, value); return code and ticket."""
+        csrs = (npurt.CsrValue * len(registers))(*(npurt.CsrValue(*one) for one in registers))
         lanes = (npurt.Lane * len(rows))(
             *(
                 npurt.Lane(lane=lane, active=int(n > 0), tokens=n, kv_len=k, seq_tag=lane + 1)
@@ -173,6 +185,9 @@ class Board:
             lanes=lanes,
             lane_count=len(rows),
             lane_stride=c.sizeof(npurt.Lane),
+            csrs=c.cast(csrs, c.POINTER(npurt.CsrValue)) if registers else None,
+            csr_count=len(registers),
+            csr_stride=c.sizeof(npurt.CsrValue),
             engine_mode=engine,
             expect_generation=self.generation if generation is None else generation,
             expect_epoch=self.epoch if epoch is None else epoch,
@@ -323,6 +338,14 @@ class Bench:
         yield make
         for board in opened:
             board.close()
+
+
+def vary(bench: Bench, folder: Path, **changes: Any) -> Bench:
+    """Copy a bench's calbin and change keys of its manifest."""
+    calbin = Path(shutil.copytree(bench.calbin, folder / "varied"))
+    manifest = json.loads((calbin / "manifest.json").read_text())
+    (calbin / "manifest.json").write_text(json.dumps(manifest | changes))
+    return Bench(bench.library, calbin)
 
 
 def make_bench(folder: Path) -> Bench:

@@ -1,0 +1,380 @@
+/* calsim_kinds.c - the kinds of faults: where each may happen, its own keys and their defaults. */
+#include "calsim_plan.h"
+#include <string.h>
+
+enum {
+  IN_SUBMIT = 1 << CALSIM_AT_SUBMIT,
+  IN_EXEC = 1 << CALSIM_AT_EXEC,
+  IN_COPIES = 1 << CALSIM_AT_H2D | 1 << CALSIM_AT_D2H,
+  IN_PHASES = IN_COPIES | IN_EXEC,
+  IN_END = 1 << CALSIM_AT_VISIBLE
+};
+
+/* Each kind, where it may happen (bits), and where it does unless the rule says so (0: it must). */
+static const struct {
+  const char *name;
+  uint32_t points;
+  calsim_point usual;
+} KINDS[] = {
+    [CALSIM_SUBMIT_REJECT] = {"submit_reject", IN_SUBMIT, CALSIM_AT_SUBMIT},
+    [CALSIM_SUBMIT_INDETERMINATE] = {"submit_indeterminate", IN_SUBMIT, CALSIM_AT_SUBMIT},
+    [CALSIM_CSR_FAIL] = {"csr_fail", IN_SUBMIT, CALSIM_AT_SUBMIT},
+    [CALSIM_CCU_EXCEPTION] = {"ccu_exception", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_HANG] = {"hang", IN_PHASES, 0},
+    [CALSIM_SLOW] = {"slow", IN_PHASES, CALSIM_AT_EXEC},
+    [CALSIM_DMA_ERROR] = {"dma_error", IN_COPIES, 0},
+    [CALSIM_NUMERIC_NAN] = {"numeric_nan", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_NUMERIC_GARBAGE] = {"numeric_garbage", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_NUMERIC_CONSTANT] = {"numeric_constant", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_NUMERIC_OFFSET] = {"numeric_offset", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_STALE_OUTPUT] = {"stale_output", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_SWAPPED_OUTPUT] = {"swapped_output", 1 << CALSIM_AT_D2H, CALSIM_AT_D2H},
+    [CALSIM_KV_STALE] = {"kv_stale", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_KV_SWAP] = {"kv_swap", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_KV_ZERO] = {"kv_zero", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_KV_BIT] = {"kv_bit", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_PAD_WRITE] = {"pad_write", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_UNHEALTHY] = {"unhealthy", IN_PHASES, CALSIM_AT_EXEC},
+    [CALSIM_STICKY] = {"sticky", IN_PHASES, CALSIM_AT_EXEC},
+    [CALSIM_DEVICE_LOST] = {"device_lost", IN_PHASES, CALSIM_AT_EXEC},
+    [CALSIM_THERMAL] = {"thermal", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_DRIFT] = {"drift", IN_EXEC, CALSIM_AT_EXEC},
+    [CALSIM_ILLEGAL_STEP] = {"illegal_step", 1 << CALSIM_AT_POLL, CALSIM_AT_POLL},
+    [CALSIM_LOST_COMPLETION] = {"lost_completion", IN_END, CALSIM_AT_VISIBLE},
+    [CALSIM_LATE_COMPLETION] = {"late_completion", IN_END, CALSIM_AT_VISIBLE},
+    [CALSIM_LATE_DMA] = {"late_dma", IN_END, CALSIM_AT_VISIBLE},
+    [CALSIM_KV_APPLY_BEFORE] = {"kv_apply_before", 1 << CALSIM_AT_KV_APPLY_BEFORE,
+                                CALSIM_AT_KV_APPLY_BEFORE},
+    [CALSIM_KV_APPLY_AFTER] = {"kv_apply_after", 1 << CALSIM_AT_KV_APPLY_AFTER,
+                               CALSIM_AT_KV_APPLY_AFTER},
+    [CALSIM_KV_CAN_LIE] = {"kv_can_lie", 1 << CALSIM_AT_KV_CAN, CALSIM_AT_KV_CAN},
+    [CALSIM_COUNTER_SKEW] = {"counter_skew", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
+    [CALSIM_COUNTER_STUCK] = {"counter_stuck", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
+    [CALSIM_COUNTER_NEGATIVE] = {"counter_negative", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
+    [CALSIM_COUNTER_RESET] = {"counter_reset", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
+};
+
+const char *calsim_kind_name(calsim_fault_kind kind) { return KINDS[kind].name; }
+
+bool calsim_kind_at(calsim_fault_kind kind, calsim_point point) {
+  return (KINDS[kind].points >> point & 1) != 0;
+}
+
+/* Does a rule of this kind go on firing unless it says how often? */
+static bool lasts(calsim_fault_kind kind) {
+  return kind == CALSIM_THERMAL || kind == CALSIM_DRIFT || kind == CALSIM_COUNTER_STUCK ||
+         kind == CALSIM_COUNTER_RESET;
+}
+
+static void set_defaults(calsim_rule *rule) {
+  calsim_fault_kind kind = rule->kind;
+  bool kv = kind == CALSIM_KV_APPLY_BEFORE || kind == CALSIM_KV_APPLY_AFTER;
+  rule->code = kv                           ? NPURT_E_KV_APPLY
+               : kind == CALSIM_STICKY      ? NPURT_E_STICKY
+               : kind == CALSIM_DEVICE_LOST ? NPURT_E_DEVICE_LOST
+                                            : NPURT_E_SUBMIT_REJECTED;
+  rule->release_level = kind == CALSIM_UNHEALTHY                               ? 1
+                        : kind == CALSIM_STICKY || kind == CALSIM_DEVICE_LOST ? 4
+                                                                               : 0;
+  rule->ccu_code = 1;
+  rule->quiesce = rule->runs = rule->poll_sees = true;
+  rule->kv_effect = CALSIM_KV_NONE;
+  rule->numeric_flag = kind == CALSIM_NUMERIC_NAN;
+  rule->lanes = UINT64_MAX;
+  rule->bytes = kind == CALSIM_DRIFT ? 0 : 64;
+  rule->amount = 1;
+  rule->position = rule->victim = -1;
+  rule->tau_ns = 10000000000u;
+  rule->rise_mdegc = 50000;
+  rule->limit_mdegc = 80000;
+  rule->factor = kind == CALSIM_THERMAL ? 2 : 1;
+  rule->lasting = lasts(kind);
+}
+
+calsim_fault_kind calsim_take_kind(const char *name, calsim_rule *rule) {
+  for (uint32_t kind = CALSIM_SUBMIT_REJECT; kind < CALSIM_KINDS; ++kind) {
+    if (strcmp(name, KINDS[kind].name) != 0) continue;
+    rule->kind = (calsim_fault_kind)kind;
+    set_defaults(rule);
+    return rule->kind;
+  }
+  return 0;
+}
+
+/* ---- keys of one kind ------------------------------------------------------------------ */
+
+typedef bool taker(calsim_line *s, calsim_rule *rule, const char *key, const char *value);
+
+static bool take_code(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint32_t code;
+  if (!calsim_take_small(s, key, value, 0xffff, &code)) return false;
+  rule->code = (npurt_status)code;
+  return true;
+}
+
+static bool take_reject_code(calsim_line *s, calsim_rule *rule, const char *key,
+                             const char *value) {
+  if (!take_code(s, rule, key, value)) return false;
+  uint32_t code = (uint32_t)rule->code, class = code >> 8;
+  if ((class >= 1 && class <= 3 && (code & 0xff) != 0) || code == NPURT_E_SUBMIT_REJECTED ||
+      code == NPURT_E_CSR_FAILED)
+    return true;
+  return calsim_wrong(
+      s, "code=%s: a rejected submit has a code of class 1 to 3, 0x601 or 0x603", value);
+}
+
+static bool take_kv_code(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  if (!take_code(s, rule, key, value)) return false;
+  if (rule->code == NPURT_E_KV_NO_SPACE || rule->code == NPURT_E_KV_APPLY ||
+      rule->code == NPURT_E_KV_UNKNOWN)
+    return true;
+  return calsim_wrong(s, "code=%s: a list that is not applied has code 0x304, 0x703 or 0x704",
+                      value);
+}
+
+static bool take_device_code(calsim_line *s, calsim_rule *rule, const char *key,
+                             const char *value) {
+  if (!take_code(s, rule, key, value)) return false;
+  if (rule->code >> 8 == 0x08 && (rule->code & 0xff) != 0) return true;
+  return calsim_wrong(s, "code=%s: a device refuses with a code of class 8", value);
+}
+
+static bool take_runs(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint32_t answer;
+  if (!calsim_take_either(s, key, value, "yes", "no", &answer)) return false;
+  rule->runs = answer == 1;
+  return true;
+}
+
+static bool take_number(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_small(s, key, value, UINT32_MAX, &rule->number);
+}
+
+static bool take_chip(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_small(s, key, value, CALSIM_CHIPS - 1, &rule->chip);
+}
+
+static bool take_ccu_code(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_small(s, key, value, UINT32_MAX, &rule->ccu_code);
+}
+
+static bool take_pc(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_count(s, key, value, 0, UINT64_MAX, &rule->pc);
+}
+
+static bool take_quiesce(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->quiesce);
+}
+
+static bool take_effect(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  static const char *const effects[] = {"none", "applied", "partial", "unknown"};
+  int effect = calsim_index_in(value, effects, 4);
+  if (effect < 0 || effect == CALSIM_KV_APPLIED)
+    return calsim_wrong(s, "%s=%s: expected none, partial or unknown", key, value);
+  rule->kv_effect = (uint32_t)effect;
+  return true;
+}
+
+static bool take_release(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  static const char *const releases[] = {"never", "reset1", "reset2", "reset3", "reset4"};
+  int level = calsim_index_in(value, releases, 5);
+  rule->release_level = (uint32_t)level;
+  return level >= 0 ||
+         calsim_wrong(s, "%s=%s: expected never or reset1 .. reset4", key, value);
+}
+
+static bool take_factor(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  if (calsim_parse_real(value, &rule->factor) && rule->factor >= 1 && rule->factor <= 1e12)
+    return true;
+  return calsim_wrong(s, "%s=%s: expected a number from 1 to 1e12", key, value);
+}
+
+static bool take_percent(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  if (calsim_parse_real(value, &rule->factor) && rule->factor <= 1e12) return true;
+  return calsim_wrong(s, "%s=%s: expected a number from 0 to 1e12", key, value);
+}
+
+static bool take_offset(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_count(s, key, value, 0, UINT64_MAX, &rule->offset);
+}
+
+static bool take_lanes(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  rule->lanes = UINT64_MAX;
+  return strcmp(value, "all") == 0 ||
+         calsim_take_count(s, key, value, 1, UINT64_MAX, &rule->lanes);
+}
+
+static bool take_flag(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->numeric_flag);
+}
+
+static bool take_shift(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint64_t by;
+  if (!calsim_take_count(s, key, value, 1, UINT32_MAX, &by)) return false;
+  rule->amount = (int64_t)by;
+  return true;
+}
+
+static bool take_position(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint64_t at;
+  if (!calsim_take_count(s, key, value, 0, UINT32_MAX, &at)) return false;
+  rule->position = (int64_t)at;
+  return true;
+}
+
+static bool take_victim(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint64_t lane;
+  if (!calsim_take_count(s, key, value, 0, CALSIM_MAX_LANES - 1, &lane)) return false;
+  rule->victim = (int64_t)lane;
+  return true;
+}
+
+static bool take_poll_sees(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->poll_sees);
+}
+
+static bool take_bytes(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_count(s, key, value, 1, 1 << 30, &rule->bytes);
+}
+
+static bool take_delay(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_time(s, key, value, &rule->delay_ns);
+}
+
+static bool take_tau(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  if (!calsim_take_time(s, key, value, &rule->tau_ns)) return false;
+  return rule->tau_ns > 0 || calsim_wrong(s, "%s=%s: more than nothing is wanted", key, value);
+}
+
+static bool take_degrees(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint64_t degrees;
+  if (!calsim_take_count(s, key, value, 1, 1000, &degrees)) return false;
+  *(strcmp(key, "rise") == 0 ? &rule->rise_mdegc : &rule->limit_mdegc) = (int32_t)degrees * 1000;
+  return true;
+}
+
+static bool take_partial(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->partial);
+}
+
+static bool take_amount(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_signed(s, key, value, &rule->amount);
+}
+
+static bool take_counter(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_counter_find(value, &rule->counter) ||
+         calsim_wrong(s, "%s=%s is not a counter of this board that can be skewed", key, value);
+}
+
+static bool take_state(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  static const char *const states[] = {"queued", "h2d", "exec", "d2h", "done"};
+  bool from = strcmp(key, "from") == 0;
+  int state = calsim_index_in(value, states, from ? 4 : 5);
+  if (state < 0)
+    return calsim_wrong(s, "%s=%s: expected queued, h2d, exec, d2h%s", key, value,
+                        from ? "" : " or done");
+  *(from ? &rule->from : &rule->to) = (uint32_t)state + NPURT_JOB_QUEUED;
+  return true;
+}
+
+static const struct {
+  calsim_fault_kind first, last; /* the kinds that have this key */
+  const char *key;
+  taker *take;
+  bool needed;
+} OWN[] = {
+    {CALSIM_SUBMIT_REJECT, CALSIM_SUBMIT_REJECT, "code", take_reject_code, false},
+    {CALSIM_SUBMIT_INDETERMINATE, CALSIM_SUBMIT_INDETERMINATE, "runs", take_runs, false},
+    {CALSIM_CSR_FAIL, CALSIM_CSR_FAIL, "k", take_number, false},
+    {CALSIM_CCU_EXCEPTION, CALSIM_CCU_EXCEPTION, "chip", take_chip, false},
+    {CALSIM_CCU_EXCEPTION, CALSIM_CCU_EXCEPTION, "code", take_ccu_code, false},
+    {CALSIM_CCU_EXCEPTION, CALSIM_CCU_EXCEPTION, "pc", take_pc, false},
+    {CALSIM_CCU_EXCEPTION, CALSIM_CCU_EXCEPTION, "quiesce", take_quiesce, false},
+    {CALSIM_CCU_EXCEPTION, CALSIM_CCU_EXCEPTION, "kv", take_effect, false},
+    {CALSIM_HANG, CALSIM_SLOW, "phase", calsim_take_point, false},
+    {CALSIM_HANG, CALSIM_HANG, "release", take_release, false},
+    {CALSIM_SLOW, CALSIM_SLOW, "factor", take_factor, true},
+    {CALSIM_DMA_ERROR, CALSIM_DMA_ERROR, "dir", calsim_take_point, false},
+    {CALSIM_DMA_ERROR, CALSIM_DMA_ERROR, "offset", take_offset, false},
+    {CALSIM_NUMERIC_NAN, CALSIM_NUMERIC_OFFSET, "lanes", take_lanes, false},
+    {CALSIM_NUMERIC_NAN, CALSIM_NUMERIC_OFFSET, "flag", take_flag, false},
+    {CALSIM_NUMERIC_OFFSET, CALSIM_NUMERIC_OFFSET, "n", take_shift, false},
+    {CALSIM_KV_STALE, CALSIM_KV_BIT, "pos", take_position, false},
+    {CALSIM_KV_SWAP, CALSIM_KV_SWAP, "with", take_victim, true},
+    {CALSIM_PAD_WRITE, CALSIM_PAD_WRITE, "victim", take_victim, true},
+    {CALSIM_UNHEALTHY, CALSIM_UNHEALTHY, "chip", take_chip, false},
+    {CALSIM_UNHEALTHY, CALSIM_DEVICE_LOST, "release", take_release, false},
+    {CALSIM_STICKY, CALSIM_STICKY, "code", take_device_code, false},
+    {CALSIM_THERMAL, CALSIM_THERMAL, "tau", take_tau, false},
+    {CALSIM_THERMAL, CALSIM_THERMAL, "rise", take_degrees, false},
+    {CALSIM_THERMAL, CALSIM_THERMAL, "limit", take_degrees, false},
+    {CALSIM_THERMAL, CALSIM_THERMAL, "factor", take_factor, false},
+    {CALSIM_DRIFT, CALSIM_DRIFT, "percent", take_percent, false},
+    {CALSIM_DRIFT, CALSIM_DRIFT, "bytes", take_bytes, false},
+    {CALSIM_ILLEGAL_STEP, CALSIM_ILLEGAL_STEP, "from", take_state, true},
+    {CALSIM_ILLEGAL_STEP, CALSIM_ILLEGAL_STEP, "to", take_state, true},
+    {CALSIM_LOST_COMPLETION, CALSIM_LOST_COMPLETION, "poll_sees", take_poll_sees, false},
+    {CALSIM_LATE_COMPLETION, CALSIM_LATE_DMA, "delay", take_delay, true},
+    {CALSIM_LATE_DMA, CALSIM_LATE_DMA, "bytes", take_bytes, false},
+    {CALSIM_KV_APPLY_BEFORE, CALSIM_KV_APPLY_AFTER, "code", take_kv_code, false},
+    {CALSIM_KV_APPLY_BEFORE, CALSIM_KV_APPLY_AFTER, "partial", take_partial, false},
+    {CALSIM_KV_CAN_LIE, CALSIM_KV_CAN_LIE, "tokens", take_amount, true},
+    {CALSIM_COUNTER_SKEW, CALSIM_COUNTER_RESET, "field", take_counter, true},
+    {CALSIM_COUNTER_SKEW, CALSIM_COUNTER_SKEW, "n", take_amount, true},
+    {CALSIM_COUNTER_NEGATIVE, CALSIM_COUNTER_NEGATIVE, "n", take_shift, false},
+};
+enum { OWN_COUNT = sizeof OWN / sizeof OWN[0] };
+
+bool calsim_take_own(calsim_line *s, calsim_rule *rule, const char *key, const char *value,
+                     bool *known) {
+  *known = false;
+  for (uint32_t i = 0; i < OWN_COUNT; ++i) {
+    if (rule->kind < OWN[i].first || rule->kind > OWN[i].last || strcmp(key, OWN[i].key) != 0)
+      continue;
+    *known = true;
+    return OWN[i].take(s, rule, key, value);
+  }
+  return true;
+}
+
+/* ---- the whole rule -------------------------------------------------------------------- */
+
+/* Filters that mean nothing where there is no job. */
+static bool filters_fit(calsim_line *s, const calsim_rule *rule) {
+  bool counters = rule->kind >= CALSIM_COUNTER_SKEW;
+  if (rule->kind < CALSIM_KV_APPLY_BEFORE) return true;
+  if (rule->task == 0 && rule->engine == 0 && !(counters && (rule->lane >= 0 || rule->model[0])))
+    return true;
+  return calsim_wrong(s, "kind=%s is about no job: no task=, engine=%s", KINDS[rule->kind].name,
+                      counters ? ", lane= or model=" : "");
+}
+
+static bool needs_are_there(calsim_line *s, const calsim_rule *rule) {
+  char wanted[64] = "";
+  bool missing = false;
+  for (uint32_t i = 0; i < OWN_COUNT; ++i) {
+    if (rule->kind < OWN[i].first || rule->kind > OWN[i].last || !OWN[i].needed) continue;
+    if (wanted[0] != '\0') strcat(wanted, " and ");
+    strcat(strcat(wanted, OWN[i].key), "=");
+    missing |= !calsim_has_key(s, OWN[i].key);
+  }
+  return !missing || calsim_wrong(s, "%s needs %s", KINDS[rule->kind].name, wanted);
+}
+
+bool calsim_complete_rule(calsim_line *s, calsim_rule *rule) {
+  bool kv = rule->kind == CALSIM_KV_APPLY_BEFORE || rule->kind == CALSIM_KV_APPLY_AFTER;
+  if (rule->point == 0 && rule->kind == CALSIM_HANG)
+    return calsim_wrong(s, "a hang needs phase= or on=");
+  if (rule->point == 0) rule->point = KINDS[rule->kind].usual;
+  if (rule->point == 0) return calsim_wrong(s, "a dma_error needs dir= or on=");
+  if (!needs_are_there(s, rule)) return false;
+  if (rule->kind == CALSIM_DRIFT && !calsim_has_key(s, "percent") && !calsim_has_key(s, "bytes"))
+    return calsim_wrong(s, "drift needs percent= or bytes=");
+  if (rule->kind == CALSIM_DRIFT && !calsim_has_key(s, "percent")) rule->factor = 0;
+  if (rule->kind == CALSIM_ILLEGAL_STEP && rule->from == rule->to)
+    return calsim_wrong(s, "from= and to= are the same state");
+  if (kv && rule->partial && !calsim_has_key(s, "code")) rule->code = NPURT_E_KV_UNKNOWN;
+  if (kv && rule->partial != (rule->code == NPURT_E_KV_UNKNOWN))
+    return calsim_wrong(s, "partial=y goes with code=0x704 and with no other");
+  return filters_fit(s, rule);
+}
