@@ -14,7 +14,15 @@ from support.journal_steps import completed, started, submitted
 
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.evidence import EVIDENCE, SOURCES, SUPPORT, Capability
-from laneway.engine.inputs import NO_TOKEN, Completed, Input, RowResult, SubmitAccepted, TimePassed
+from laneway.engine.inputs import (
+    NO_TOKEN,
+    Completed,
+    Input,
+    JobTimes,
+    RowResult,
+    SubmitAccepted,
+    TimePassed,
+)
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.journal.codec import KINDS, Codec
@@ -244,9 +252,25 @@ def test_the_text_of_an_input() -> None:
     taken = completed(17, (101, 102))
     assert FULL.encode_input(taken) == (
         "Completed",
-        b'[1,17,917,1,2,7,"applied",1,[[101,false,"","",null,[]],[102,false,"","",null,[]]],'
-        b"[5,0,0,0,0,0,0,0,90,0]]",
+        b'[1,17,917,1,2,7,"applied",1,[[101,102]],[5,null,null,null,null,null,null,null,85,0]]',
     )
+    rows = (RowResult(token=101), RowResult(token=NO_TOKEN, fault="numeric"))
+    told = attrs.evolve(taken, rows=rows)
+    assert FULL.encode_input(told) == (
+        "Completed",
+        b'[1,17,917,1,2,7,"applied",1,[[101,-1],null,["","numeric"]],'
+        b"[5,null,null,null,null,null,null,null,85,0]]",
+    )
+
+
+def test_instants_are_written_as_what_has_passed() -> None:
+    instants = (1000, 1007, 1007, 0, 990, 2**64 - 1, 5, 0, 12)
+    names = [field.name for field in attrs.fields(JobTimes)]
+    times = JobTimes(**dict(zip(names, (*instants, 77), strict=True)))
+    taken = attrs.evolve(completed(17, (101,)), times=times)
+    kind, text = FULL.encode_input(taken)
+    assert text.endswith(b",[1000,7,0,null,[990],18446744073709550625,[5],null,7,77]]")
+    assert FULL.decode_input(kind, text) == taken
     assert FULL.encode_input(TimePassed()) == ("TimePassed", b"[1]")
 
 
@@ -282,6 +306,9 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
 # ---------------------------------------------------------------------------- refusals
 
 
+DONE = b'[1,17,917,1,2,7,"applied",1,%s,[5,0,0,0,0,0,0,0,90,0]]'
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
@@ -301,6 +328,10 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
         ("LoadRequested", b'[1,1,"\xff","x"]', "UTF-8"),
         ("CloseRequested", b"[1,1]", "Expected `bool`, got `int`"),
         ("KvApplied", b"[1,[1,[2]]]", "Expected `int`, got `array`"),
+        ("Completed", DONE % b"[[5],[true,false]]", "2 of stop_hit for 1 token"),
+        ("Completed", DONE % b"[[5,6],null,[1,2]]", "Expected `str`, got `int`"),
+        ("Completed", DONE % b"[[5],null,null,null,null,null,null]", "length 6"),
+        ("Completed", DONE % b"[]", "length 1"),
         (
             "RequestSubmitted",
             b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1'
@@ -410,7 +441,7 @@ def test_a_digest_keeps_no_sampled_token() -> None:
         ),
     )
     _, text = DIGEST.encode_input(taken)
-    assert b'[[null,true,"","",null,[]],[-1,false,"","equal",null,[]]]' in text
+    assert b'[[null,-1],[true,false],null,["","equal"]]' in text
     read = DIGEST.decode_input("Completed", text)
     assert isinstance(read, Completed)
     assert [row.token for row in read.rows] == [NO_TOKEN, NO_TOKEN]
