@@ -40,7 +40,7 @@ SUBMIT_MODE, PARALLEL_MODE, CEILING = 1, 2, 3
 
 def finish(board: Board, pair: Pair, ticket: int, txn: int, lane: int, length: int) -> int:
     """Settle a finished job; return when its end was known."""
-    visible = board.result(ticket).times.visible
+    visible = int(board.result(ticket).times.visible)
     assert board.apply((COMMIT, lane, length, length + 1), txn=txn) == (Code.OK, 99)
     board.retire(pair, ticket)
     return visible
