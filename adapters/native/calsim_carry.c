@@ -39,11 +39,14 @@ static void fall_sick(calsim_device *d, const calsim_rule *rule) {
   pthread_cond_broadcast(&d->work);
 }
 
+bool calsim_is_sick(const calsim_device *d) {
+  return d->sticky != NPURT_OK || d->health >= CALSIM_HEALTH_UNHEALTHY;
+}
+
 void calsim_cure(calsim_device *d, uint32_t level) {
   enum { CCU = 1, DEVICE_SOFT = 4 };
-  bool sick = d->sticky != NPURT_OK || d->health >= CALSIM_HEALTH_UNHEALTHY;
-  bool cures = sick ? d->cure_level != 0 && level >= d->cure_level
-                    : level == CCU || level == DEVICE_SOFT;
+  bool cures = calsim_is_sick(d) ? d->cure_level != 0 && level >= d->cure_level
+                                 : level == CCU || level == DEVICE_SOFT;
   if (!cures) return;
   d->sticky = NPURT_OK;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)

@@ -520,6 +520,7 @@ struct calsim_job {
 /* calsim_carry.c: take on a fault of a phase; *cost is what the phase takes. What ends with a reset
  * of this level; the heat that an EXEC leaves; how warm the chips are now. */
 void calsim_carry_fault(calsim_device *d, calsim_job *job, const calsim_rule *rule, uint64_t *cost);
+bool calsim_is_sick(const calsim_device *d); /* by unhealthy, sticky or device_lost */
 void calsim_cure(calsim_device *d, uint32_t level);
 void calsim_heat_end(calsim_device *d);
 int32_t calsim_temperature(calsim_device *d);

@@ -121,7 +121,8 @@ static void new_epoch(calsim_device *d, npurt_reset_report *report) {
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) d->chips[chip].busy_ns = 0;
   ++d->epoch;
   report->effects_seen |=
-      NPURT_FX_NEW_EPOCH | NPURT_FX_RESETS_COUNTERS | NPURT_FX_FREES_ALL | NPURT_FX_CLEARS_STICKY;
+      NPURT_FX_NEW_EPOCH | NPURT_FX_RESETS_COUNTERS | NPURT_FX_FREES_ALL;
+  if (!calsim_is_sick(d)) report->effects_seen |= NPURT_FX_CLEARS_STICKY;
   calsim_event(d, NPURT_EV_EPOCH, 0, 0, NPURT_OK, "epoch %llu after a device reset",
                (unsigned long long)d->epoch);
 }
@@ -131,9 +132,9 @@ static void run_level(calsim_device *d, uint32_t level, npurt_reset_report *repo
   if (level == CCU && d->bank != NULL) calsim_bank_all_unknown(d->bank);
   if (level == CONFIGURATION || level == DEVICE_SOFT) drop_configuration(d, report);
   if (level == DYNAMIC_MEM || level == DEVICE_SOFT) free_dynamic(d, report);
+  calsim_cure(d, level);
   if (level == DEVICE_SOFT) new_epoch(d, report);
   if (level == CCU) d->level1_done = true;
-  calsim_cure(d, level);
   ++d->totals.resets[level - 1];
 }
 
@@ -180,7 +181,8 @@ npurt_status npurt_reset_run(npurt_device *handle, const npurt_reset_params *p,
       calsim_trace(d, "reset level=%u", p->level);
       run_level(d, p->level, &report);
       note_wider_scope(d, p, &report);
-      report.h.flags |= REPORT_VERIFIED | (all_quiescent(d) ? REPORT_QUIESCED : 0);
+      report.h.flags |= (calsim_is_sick(d) ? 0 : REPORT_VERIFIED) |
+                        (all_quiescent(d) ? REPORT_QUIESCED : 0);
     }
     d->resetting = false;
     calsim_engine_next(d);

@@ -33,6 +33,8 @@ from laneway.adapters import npurt
 from laneway.adapters.npurt import Code
 
 EV_THROTTLE = 2
+VERIFIED, CLEARS_STICKY = 2, 4
+"""A flag of a reset's report; one of its effects."""
 
 
 @pytest.mark.parametrize(
@@ -305,9 +307,9 @@ def test_a_sticky_error_refuses_every_submit_until_its_reset(open_board: OpenBoa
         assert (board.health().sticky, board.health().state) == (Code.DEVICE_WEDGED, 3)
         assert board.counters().submitted == 1
         if level == 4:
-            board.reset(1)
+            assert board.reset(1).h.flags & VERIFIED == 0, "the device still refuses"
             assert board.health().sticky == Code.DEVICE_WEDGED
-        board.reset(level)
+        assert board.reset(level).h.flags & VERIFIED
         assert (board.health().sticky, board.health().state) == (0, 1)
 
 
@@ -377,6 +379,7 @@ def test_a_device_that_never_recovers_stays_so(board: Board) -> None:
     ticket = board.start(Pair(board, DECODE), [(0, [1], 0)])
     board.step(STEP_TICKET, ticket | DONE << 56)
     assert board.state(ticket) == LOST
-    board.reset(4)
+    report = board.reset(4)
+    assert (report.h.flags & VERIFIED, report.effects_seen & CLEARS_STICKY) == (0, 0)
     assert (board.health().state, board.health().advised) == (5, 102)
     assert board.apply((COMMIT, 0, 0, 1))[0] != Code.OK
