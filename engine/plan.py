@@ -2,7 +2,7 @@
 
 import attrs
 
-from laneway.engine.capability import inflight_max
+from laneway.engine.capability import batch_max, inflight_max, lane_rule
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.sampling import Sampling
@@ -61,14 +61,17 @@ def inflight_ceiling(state: State) -> int:
     return min(state.limits.inflight_jobs_max, *verified, facts.inflight_max)
 
 
-def takes_rows(facts: ArtifactValidated, submodel: SubmodelFacts, rows: int) -> bool:
+def takes_rows(state: State, facts: ArtifactValidated, submodel: SubmodelFacts, rows: int) -> bool:
     """Return whether a job of so many rows may run on a submodel.
 
-    Where nothing is said of inactive rows, only a full batch may (E15).
+    As many as are verified; where nothing certain is said of inactive rows, only a full batch may
+    (R6.1, R1.2, E15).
     """
-    if facts.lane_rule == "undefined":
-        return rows == submodel.batch_max
-    return 1 <= rows <= submodel.batch_max
+    device = state.device.facts
+    if device is None or not 1 <= rows <= batch_max(device, facts.sha256, submodel.batch_max):
+        return False
+    whole = rows == submodel.batch_max
+    return whole or lane_rule(device, facts.sha256, facts.lane_rule) != "undefined"
 
 
 def validate(state: State, chosen: Plan) -> None:
@@ -94,7 +97,7 @@ def validate(state: State, chosen: Plan) -> None:
         (len(state.jobs) < inflight_ceiling(state), "E11: in-flight ceiling"),
         (len(set(lanes)) == count, "E12: distinct lanes"),
         (len(owners) == count or chosen.trial is not None, "E12: distinct sequences"),
-        (takes_rows(facts, submodel, count), "E15, R6.1: rows of the submodel"),
+        (takes_rows(state, facts, submodel, count), "E15, R6.1: rows of the submodel"),
         (buffer.state == "free" and key == mine, "E1, E2: a free buffer of the task"),
     )
     for holds, rule in rules:

@@ -12,9 +12,10 @@ So with a ceiling of one job, in turns (jobs planned):
   decode jobs as batches are ready: ``decode_bound_turns``;
 - the prefill class, while a lane is empty, waits at most until its own last job is paid off:
   ``prefill_bound_turns``;
-- a long prompt, while a lane is empty, waits at most ``short_turns_max`` short prefill jobs, each
-  with its bound: ``long_prefill_bound_turns``. When its turn has come the next empty lane is kept
-  for it.
+- a long prompt is passed by at most ``short_turns_max`` short prefill jobs: then the next empty
+  lane is kept for it.
+
+``bounds`` says what they are for a model; a refused job that is tried again is not counted.
 
 A prompt is split only where the submodel takes a prompt in parts and that is granted (R5.5); then
 each part is a turn, and its debt lets decode go in between. Prompts of the short class go together
@@ -25,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from laneway.engine.capability import chunked_prefill
-from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
+from laneway.engine.inputs import SubmodelFacts
 from laneway.engine.limits import Limits
 from laneway.engine.plan import Plan, PlanRow, takes_rows
 from laneway.engine.state import (
@@ -63,11 +64,6 @@ def decode_bound_turns(lanes: int, batch_max: int) -> int:
     return 2 * -(-lanes // batch_max)
 
 
-def long_prefill_bound_turns(limits: Limits, tokens_max: int) -> int:
-    """Return for how many turns at most a long prompt waits while a lane is empty."""
-    return (limits.short_turns_max + 1) * prefill_bound_turns(limits, tokens_max)
-
-
 # ---------------------------------------------------------------------------- decode
 
 
@@ -75,7 +71,7 @@ def _choose_decode(state: State, model: ModelState) -> Plan | None:
     ready = _live(state, state.decode_ready, model, is_decoding)
     sizes = _submodels(model, "decode", tokens=1)
     requests = _together(ready, _rows_max(state, sizes))
-    buffer, count = _fit(model, sizes, len(requests))
+    buffer, count = _fit(state, model, sizes, len(requests))
     if buffer is None:
         return None
     rows = [_decode_row(state, request) for request in requests[:count]]
@@ -132,7 +128,7 @@ def _prefill_alone(
         return None
     row = _prefill_row(state, model, request, lane)
     sizes = _submodels(model, "prefill", tokens=len(row.tokens), start=row.start)
-    buffer, _ = _fit(model, [size for size in sizes if size.batch_max == 1] or sizes, 1)
+    buffer, _ = _fit(state, model, [size for size in sizes if size.batch_max == 1] or sizes, 1)
     return None if buffer is None else _plan(model, "prefill", buffer, [row])
 
 
@@ -151,7 +147,7 @@ def _short(state: State, model: ModelState) -> Plan | None:
     if not rows:
         return None
     width = max(len(row.tokens) for row in rows)
-    buffer, count = _fit(model, _submodels(model, "prefill", tokens=width), len(rows))
+    buffer, count = _fit(state, model, _submodels(model, "prefill", tokens=width), len(rows))
     return None if buffer is None else _plan(model, "prefill", buffer, rows[:count])
 
 
@@ -240,7 +236,9 @@ def _submodels(model: ModelState, task: str, *, tokens: int, start: int = 0) -> 
     ]
 
 
-def _fit(model: ModelState, sizes: list[SubmodelFacts], rows: int) -> tuple[int | None, int]:
+def _fit(
+    state: State, model: ModelState, sizes: list[SubmodelFacts], rows: int
+) -> tuple[int | None, int]:
     """Return a free buffer and how many of the rows it takes: all in the smallest batch that does.
 
     If none takes all, the largest batch that may run is filled (E15: where inactive rows are
@@ -249,12 +247,12 @@ def _fit(model: ModelState, sizes: list[SubmodelFacts], rows: int) -> tuple[int 
     facts = model.facts
     assert facts is not None
     for size in sizes:
-        if size.batch_max >= rows and takes_rows(facts, size, rows):
+        if size.batch_max >= rows and takes_rows(state, facts, size, rows):
             buffer = free_buffer(model, size)
             if buffer is not None:
                 return buffer, rows
     for size in reversed(sizes):
-        if size.batch_max <= rows:
+        if size.batch_max <= rows and takes_rows(state, facts, size, size.batch_max):
             buffer = free_buffer(model, size)
             if buffer is not None:
                 return buffer, size.batch_max
@@ -276,14 +274,21 @@ def _plan(model: ModelState, task: str, buffer: int, rows: list[PlanRow]) -> Pla
 
 
 def bounds(state: State, model: ModelState) -> dict[str, int]:
-    """Return the service bounds of a model's classes in turns, as they stand in the docstring."""
-    facts: ArtifactValidated | None = model.facts
+    """Return the service bounds of a model's classes: see the head of this file.
+
+    ``decode`` and ``prefill`` in turns, ``long_prefill`` in short prefill jobs.
+    """
+    facts = model.facts
     assert facts is not None
-    batch_max = max(size.batch_max for size in facts.tasks["decode"])
+    full = [
+        size for size in facts.tasks["decode"] if takes_rows(state, facts, size, size.batch_max)
+    ]
+    partial = takes_rows(state, facts, full[-1], 1)
+    batch = min(state.limits.batch_rows_max, full[-1].batch_max) if partial else 1
     width = max(size.tokens_max for size in facts.tasks["prefill"])
     tokens_max = max(width, state.limits.prefill_tokens_max)
     return {
-        "decode": decode_bound_turns(facts.lane_count, batch_max),
-        "short_prefill": prefill_bound_turns(state.limits, tokens_max),
-        "long_prefill": long_prefill_bound_turns(state.limits, tokens_max),
+        "decode": decode_bound_turns(facts.lane_count, batch),
+        "prefill": prefill_bound_turns(state.limits, tokens_max),
+        "long_prefill": state.limits.short_turns_max,
     }

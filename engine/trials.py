@@ -21,13 +21,26 @@ def choose_trial(state: State, model: ModelState) -> Plan | None:
     assert model.facts is not None
     for run in model.runs.values():
         return None if run.job is not None else plan_run(state, model, run)
-    index = model.next_run
-    if index >= len(model.facts.trials):
+    index = next_trial(state, model)
+    if index is None:
         return None
     trial = model.facts.trials[index]
     return plan_run(
         state, model, TrialRun(number=index, trial=index, origin=trial.origin), begin=True
     )
+
+
+def next_trial(state: State, model: ModelState) -> int | None:
+    """Return the trial that a warming model runs next, or None after the last.
+
+    Those of a batch that nothing may run are left out: no request will run in it either (R1.2).
+    """
+    assert model.facts is not None
+    for index in range(model.next_run, len(model.facts.trials)):
+        trial = model.facts.trials[index]
+        if trial.batch == 1 or submodel_of(state, model, trial, "decode", tokens=1) is not None:
+            return index
+    return None
 
 
 def plan_run(state: State, model: ModelState, run: TrialRun, *, begin: bool = False) -> Plan | None:
@@ -38,7 +51,7 @@ def plan_run(state: State, model: ModelState, run: TrialRun, *, begin: bool = Fa
     task = "prefill" if run.done_tokens == 0 else "decode"
     tokens = trial.prompt if task == "prefill" else trial.forced[decoded : decoded + 1]
     lanes = tuple(sorted(model.empty_lanes)[: trial.batch]) if begin else run.lanes
-    submodel = submodel_of(model, trial, task, tokens=len(tokens))
+    submodel = submodel_of(state, model, trial, task, tokens=len(tokens))
     buffer = None if submodel is None else free_buffer(model, submodel)
     if buffer is None or len(lanes) < trial.batch:
         return None
@@ -58,12 +71,14 @@ def plan_run(state: State, model: ModelState, run: TrialRun, *, begin: bool = Fa
     )
 
 
-def submodel_of(model: ModelState, trial: Trial, task: str, *, tokens: int) -> SubmodelFacts | None:
+def submodel_of(
+    state: State, model: ModelState, trial: Trial, task: str, *, tokens: int
+) -> SubmodelFacts | None:
     """Return the submodel that runs a trial: of its batch, or the next larger that may, or None."""
     facts = model.facts
     assert facts is not None
     for submodel in facts.tasks[task]:
-        if submodel.tokens_max >= tokens and takes_rows(facts, submodel, trial.batch):
+        if submodel.tokens_max >= tokens and takes_rows(state, facts, submodel, trial.batch):
             return submodel
     return None
 
@@ -89,7 +104,7 @@ def judge_trial(draft: Draft, job: JobState, results: tuple[RowResult, ...]) -> 
     trial = model.facts.trials[run.trial]
     if run.done_tokens == len(trial.prompt) + len(trial.forced):
         end_run(draft, model, run)
-        if model.next_run == len(model.facts.trials):
+        if next_trial(draft.state, model) is None:
             publish(draft, model)
 
 

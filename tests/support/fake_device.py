@@ -97,7 +97,8 @@ class FakeDevice:
     replace what a finished job posts; ``holding`` keeps jobs from finishing; ``meanwhile`` is
     called after each answer, as another thread would come in between. ``bank`` is the device's word
     on each lane's sequence, moved by the KV operations alone, and every reservation is checked
-    against it. ``verified`` names the capabilities that carry a record.
+    against it. ``verified`` names the capabilities that carry a record. ``order`` says which of the
+    running jobs ends next, by place.
     """
 
     clock: ManualClock = attrs.Factory(ManualClock)
@@ -112,6 +113,7 @@ class FakeDevice:
     virtual: bool = True
     inflight_max: int = 1
     verified: tuple[str, ...] = ()
+    order: list[int] = attrs.Factory(list)
     artifact: Callable[[int], ArtifactValidated] = attrs.field(default=lambda m: artifact(m))
     executed: list[DeviceEffect] = attrs.Factory(list)
     submitted: list[SubmitJob] = attrs.Factory(list)
@@ -201,8 +203,10 @@ class FakeDevice:
         return True
 
     def finish_job(self) -> None:
-        """Let the oldest running job end."""
-        effect, ticket = self._running.popleft()
+        """Let a running job end: the one that ``order`` says next, else the oldest."""
+        place = self.order.pop(0) % len(self._running) if self.order else 0
+        effect, ticket = self._running[place]
+        del self._running[place]
         self._finished += 1
         done = self._run(effect, ticket)
         posted = done if self.on_result is None else self.on_result(effect, done)
