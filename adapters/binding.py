@@ -105,7 +105,7 @@ class Answer:
     @property
     def ok(self) -> bool:
         """Whether the call succeeded."""
-        return self.code == npurt.Code.OK
+        return not self.code
 
     @property
     def reason(self) -> str:
@@ -147,18 +147,20 @@ class Library:
         if entry is None:
             raise DeviceError(f"{self.path} does not export {name}", code=npurt.Code.UNSUPPORTED)
         if self._watch is None:
-            code = int(entry(*arguments))  # type: ignore[operator]
+            code = entry(*arguments)  # type: ignore[operator]
         else:
             call = self._watch.enter(name)
             try:
-                code = int(entry(*arguments))  # type: ignore[operator]
+                code = entry(*arguments)  # type: ignore[operator]
             finally:
                 self._watch.leave(call)
-        return Answer(name, code, self._read_words()) if code else self._done[name]
+        return Answer(name, int(code), self._read_words()) if code else self._done[name]
 
     def call(self, name: str, *arguments: object, about: str = "") -> None:
         """Call and accept nothing but OK. Raises: DeviceError with call, status and words."""
-        self.check(self.attempt(name, *arguments), about=about)
+        answer = self.attempt(name, *arguments)
+        if answer.code:
+            self.check(answer, about=about)
 
     def check(self, answer: Answer, *, about: str = "") -> None:
         """Accept nothing but OK. ``about`` names the ids. Raises: DeviceError."""

@@ -11,7 +11,8 @@ import ctypes
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 from laneway.adapters import npurt
 from laneway.adapters.binding import Answer, Library
@@ -28,7 +29,9 @@ class DeviceCalls:
         self.watch = watch if watch is not None else CallWatch(time.monotonic_ns)
         self.library = library
         self.pointer = pointer
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._shared = _Shared(self)
         self._inside = 0
         self._kept_out = False
         self._closed = False
@@ -44,23 +47,27 @@ class DeviceCalls:
             self._closed = True
             self._changed.notify_all()
 
-    @contextmanager
-    def shared(self) -> Iterator[None]:
+    def shared(self) -> AbstractContextManager[None]:
         """Make calls that may overlap with others. Not to be nested.
 
         Raises: DeviceLostError once the device is closed.
         """
-        with self._changed:
+        return self._shared
+
+    def enter_shared(self) -> None:
+        """Begin what ``leave_shared`` ends; ``shared`` does both."""
+        with self._lock:
             while self._kept_out and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise DeviceLostError("the device is closed", code=npurt.Code.BAD_HANDLE)
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
+
+    def leave_shared(self) -> None:
+        """End what ``enter_shared`` began; only who keeps others out waits for that."""
+        with self._lock:
+            self._inside -= 1
+            if self._kept_out:
                 self._changed.notify_all()
 
     @contextmanager
@@ -102,4 +109,24 @@ class DeviceCalls:
 
     def call(self, name: str, *arguments: object, about: str = "") -> None:
         """Call a function whose first argument is the device. Raises: DeviceError if not OK."""
-        self.library.check(self.attempt(name, *arguments), about=about)
+        answer = self.attempt(name, *arguments)
+        if answer.code:
+            self.library.check(answer, about=about)
+
+
+class _Shared(AbstractContextManager[None]):
+    """The context of ``DeviceCalls.shared``: it holds nothing, so there is one for all threads."""
+
+    def __init__(self, calls: DeviceCalls) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        self._calls.enter_shared()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._calls.leave_shared()

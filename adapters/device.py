@@ -272,7 +272,8 @@ class NpurtDevice:
     def _step_device(self, simulator: SimulatorControls, until_ns: int | None) -> bool:
         event_ns = simulator.next_event_ns()
         now_ns = self._clock.now_ns()
-        stall_ns = self._waiting.next_stall_ns()
+        ends = [at for at in (event_ns, until_ns) if at is not None and at > now_ns]
+        stall_ns = self._waiting.next_stall_ns(before_ns=min(ends, default=None))
         instants = [at for at in (stall_ns, until_ns) if at is not None and at > now_ns]
         target_ns = min(instants, default=None)
         if event_ns is not None and (target_ns is None or event_ns <= target_ns):
@@ -283,12 +284,12 @@ class NpurtDevice:
         return True
 
     def _pass_time(self, until_ns: int | None) -> bool:
-        if until_ns is None and not self._waiting.tickets:
+        if until_ns is None and self._waiting.is_idle:
             return False
         left_ns = self._slice_ns
         if until_ns is not None:
             left_ns = min(left_ns, max(0, until_ns - self._clock.now_ns()))
-        if not self._waiting.tickets:
+        if self._waiting.is_idle:
             time.sleep(self._clock.real_seconds(left_ns))
         elif left_ns < self._slice_ns:
             self._collect(left_ns)
@@ -450,7 +451,7 @@ class NpurtDevice:
         Why everything in flight is given up after a failure: what is not understood now will not
         be understood in the next slice, and each job must still get one ending.
         """
-        if self.calls.closed or not self._waiting.tickets:
+        if self.calls.closed or self._waiting.is_idle:
             return False
         try:
             with self.calls.shared():
@@ -471,7 +472,7 @@ class NpurtDevice:
             if self.stepped:
                 if not self._collect(0):
                     self._waiting.sleep(seen)
-            elif self._waiting.tickets:
+            elif not self._waiting.is_idle:
                 self._collect(None)
             else:
                 self._waiting.sleep(seen)

@@ -33,7 +33,8 @@ class DeviceClock:
             if self._stopped_at_ns is None:
                 told = ctypes.c_uint64(0)
                 self._calls.call("npurt_clock_now", ctypes.byref(told))
-                self._last_ns = max(self._last_ns, told.value)
+                if told.value > self._last_ns:
+                    self._last_ns = told.value
                 return self._last_ns
             if self._stepped:
                 return self._last_ns

@@ -67,7 +67,13 @@ class Flight:
     looked_ns: int
     graveyard: Graveyard = attrs.field(kw_only=True)
     phase: str = "queued"
-    said: set[str] = attrs.field(factory=set)
+    unsaid: tuple[tuple[str, int], ...] = attrs.field(init=False)
+    """The stages of the hang rule that were not reported yet, each with its time."""
+
+    def __attrs_post_init__(self) -> None:
+        effect = self.effect
+        times = (effect.suspect_after_ns, effect.confirm_after_ns, effect.cap_after_ns)
+        self.unsaid = tuple(zip(_STAGES, times, strict=True))
 
 
 class Waiting:
@@ -90,7 +96,8 @@ class Waiting:
         self._post = post
         self._results = Results()
         self._flights: dict[int, Flight] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._changes = 0
         self._missed = 0
 
@@ -109,12 +116,12 @@ class Waiting:
     @property
     def changes(self) -> int:
         """How often ``wake`` or ``track`` was called; to be read before one looks."""
-        with self._changed:
+        with self._lock:
             return self._changes
 
     def wake(self) -> None:
         """Let ``sleep`` return: device time moved, or the waiting thread is to end."""
-        with self._changed:
+        with self._lock:
             self._changes += 1
             self._changed.notify_all()
 
@@ -130,8 +137,13 @@ class Waiting:
     @property
     def tickets(self) -> tuple[int, ...]:
         """The tickets in flight, oldest first."""
-        with self._changed:
+        with self._lock:
             return tuple(self._flights)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no ticket is in flight."""
+        return not self._flights
 
     def collect(self, *, timeout_ns: int) -> bool:
         """Wait for one result at most ``timeout_ns`` of device time.
@@ -161,7 +173,7 @@ class Waiting:
         ages = [
             flight.since_ns + after_ns - now_ns
             for flight in self._snapshot()
-            for _, after_ns in _unsaid(flight)
+            for _, after_ns in flight.unsaid
         ]
         if min(ages, default=slice_ns) >= slice_ns:
             return slice_ns
@@ -169,12 +181,20 @@ class Waiting:
         left_ns = slice_ns if stall_ns is None else stall_ns - now_ns
         return min(slice_ns, max(left_ns, slice_ns // _SHORTEST_WAIT))
 
-    def next_stall_ns(self) -> int | None:
-        """Return the next instant at which the hang rule would say something, if nothing moves."""
+    def next_stall_ns(self, *, before_ns: int | None = None) -> int | None:
+        """Return the next instant at which the hang rule would say something, if nothing moves.
+
+        Whoever is interested in what comes before an instant names it; if nothing does, whatever
+        the device's progress was, the device is not asked and the answer is merely not before it.
+        """
+        flights = self._snapshot()
+        soonest = [flight.since_ns + after for flight in flights for _, after in flight.unsaid]
+        if not soonest or (before_ns is not None and min(soonest) >= before_ns):
+            return before_ns if soonest else None
         instants = []
         progress_ns: int | None = None
-        for flight in self._snapshot():
-            for stage, after_ns in _unsaid(flight):
+        for flight in flights:
+            for stage, after_ns in flight.unsaid:
                 instant = flight.since_ns + after_ns
                 if stage != "cap":
                     progress_ns = self._progress_ns() if progress_ns is None else progress_ns
@@ -192,12 +212,12 @@ class Waiting:
         return tuple(flight.effect for flight in flights)
 
     def _snapshot(self) -> tuple[Flight, ...]:
-        with self._changed:
+        with self._lock:
             return tuple(self._flights.values())
 
     def _forget(self, flight: Flight) -> bool:
         """Stop waiting for a ticket; tell whether it was still waited for."""
-        with self._changed:
+        with self._lock:
             return self._flights.pop(flight.ticket, None) is not None
 
     def _finish(self, flight: Flight) -> None:
@@ -298,8 +318,9 @@ class Waiting:
         now_ns = self._clock.now_ns()
         posted = False
         for flight in flights:
+            age_ns = now_ns - flight.since_ns
             due = now_ns - flight.looked_ns >= SLICE_NS or any(
-                now_ns - flight.since_ns >= after_ns for _, after_ns in _unsaid(flight)
+                [age_ns >= after_ns for _, after_ns in flight.unsaid]
             )
             if due:
                 flight.looked_ns = now_ns
@@ -329,14 +350,14 @@ class Waiting:
     def _report_stall(self, flight: Flight, now_ns: int) -> bool:
         """Report each stage of the hang rule once, when its times have passed (E16)."""
         age_ns = now_ns - flight.since_ns
-        waiting = [(stage, after_ns) for stage, after_ns in _unsaid(flight) if age_ns >= after_ns]
+        waiting = [(stage, after_ns) for stage, after_ns in flight.unsaid if age_ns >= after_ns]
         if not waiting:
             return False
         still_ns = min(age_ns, max(0, now_ns - self._progress_ns()))
         posted = False
         for stage, after_ns in waiting:
             if stage == "cap" or still_ns >= after_ns:
-                flight.said.add(stage)
+                flight.unsaid = tuple(pair for pair in flight.unsaid if pair[0] != stage)
                 posted = True
                 self._post(
                     JobStalled(
@@ -361,9 +382,3 @@ class Waiting:
             return read_health(self._calls, self._chips), ""
         except DeviceError as error:
             return None, f"; health: {error}"
-
-
-def _unsaid(flight: Flight) -> list[tuple[str, int]]:
-    effect = flight.effect
-    times = (effect.suspect_after_ns, effect.confirm_after_ns, effect.cap_after_ns)
-    return [pair for pair in zip(_STAGES, times, strict=True) if pair[0] not in flight.said]

@@ -10,7 +10,7 @@ Source: specs/invariants.md.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 
 import attrs
 
@@ -109,12 +109,6 @@ def check(state: State) -> None:
     check_numbers(state)
 
 
-def hold(holds: bool, rule: str, message: str) -> None:
-    """Raise InvariantError with a rule's id, unless it holds."""
-    if not holds:
-        raise InvariantError(rule, message)
-
-
 # ---------------------------------------------------------------------------- requests
 
 
@@ -123,39 +117,53 @@ def check_requests(state: State) -> None:
     for request in state.requests.values():
         check_request(state, request)
         model = state.models.get(request.model)
-        hold(
-            model is not None and model.state in ("ready", "draining"),
-            "I1",
-            f"request/{request.number} lives on model/{request.model}, which serves nothing",
-        )
+        if model is None or model.state not in ("ready", "draining"):
+            raise InvariantError(
+                "I1",
+                f"request/{request.number} lives on model/{request.model}, which serves nothing",
+            )
 
 
 def check_request(state: State, request: RequestState) -> None:
     """I1, R6.2, R7.3: one live request agrees with its lane, its job and its tokens."""
-    name = f"request/{request.number} ({request.state})"
+    number, status = request.number, request.state
     done = len(request.tokens)
-    hold(done < request.max_tokens, "I1", f"{name} is done but lives")
-    if request.state == "waiting":
-        held = (request.lane, request.job, done)
-        hold(held == (None, None, 0), "R6.2", f"{name} holds {held}")
+    if done >= request.max_tokens:
+        raise InvariantError("I1", f"{_of(request)} is done but lives")
+    if status == "waiting":
+        if request.lane is not None or request.job is not None or done:
+            held = (request.lane, request.job, done)
+            raise InvariantError("R6.2", f"{_of(request)} holds {held}")
         return
-    hold(request.state in ("prefilling", "decoding"), "I1", f"{name} has no way on")
+    if status not in ("prefilling", "decoding"):
+        raise InvariantError("I1", f"{_of(request)} has no way on")
     lane = state.lanes.get(request.lane or 0)
     if lane is None:
-        raise InvariantError("R6.2", f"{name} has no lane")
-    owner = (lane.origin, lane.owner)
-    hold(owner == ("request", request.number), "I3", f"{name}: its lane is of {owner}")
-    hold(lane.job == request.job, "I6", f"{name}: job/{request.job}, its lane job/{lane.job}")
-    hold((done == 0) == (request.state == "prefilling"), "R6.2", f"{name} has {done} tokens")
-    held_tokens = lane.length_tokens
-    if request.state == "prefilling":
-        most = len(request.prompt) - 1
-        hold(held_tokens <= most, "R7.3", f"{name}: its KV is {held_tokens} long, at most {most}")
-    else:
-        length = len(request.prompt) + done - 1
-        hold(held_tokens == length, "R7.3", f"{name}: its KV is {held_tokens} long, not {length}")
-    alive = request.job is None or request.job in state.jobs
-    hold(alive, "I6", f"{name} waits for job/{request.job}, which is gone")
+        raise InvariantError("R6.2", f"{_of(request)} has no lane")
+    if lane.owner != number or lane.origin != "request":
+        owner = (lane.origin, lane.owner)
+        raise InvariantError("I3", f"{_of(request)}: its lane is of {owner}")
+    if lane.job != request.job:
+        said = f"job/{request.job}, its lane job/{lane.job}"
+        raise InvariantError("I6", f"{_of(request)}: {said}")
+    if (done == 0) != (status == "prefilling"):
+        raise InvariantError("R6.2", f"{_of(request)} has {done} tokens")
+    length = len(request.prompt) + done - 1
+    if status == "prefilling":
+        if lane.length_tokens > length:
+            said = f"its KV is {lane.length_tokens} long, at most {length}"
+            raise InvariantError("R7.3", f"{_of(request)}: {said}")
+    elif lane.length_tokens != length:
+        said = f"its KV is {lane.length_tokens} long, not {length}"
+        raise InvariantError("R7.3", f"{_of(request)}: {said}")
+    if request.job is not None and request.job not in state.jobs:
+        raise InvariantError("I6", f"{_of(request)} waits for job/{request.job}, which is gone")
+
+
+def _of(entity: RequestState | BufferState | LaneState | JobState) -> str:
+    """Name an entity and its state, for a message."""
+    kind = type(entity).__name__.removesuffix("State").lower()
+    return f"{kind}/{entity.number} ({entity.state})"
 
 
 # ---------------------------------------------------------------------------- buffers
@@ -164,18 +172,20 @@ def check_request(state: State, request: RequestState) -> None:
 def check_buffers(state: State) -> None:
     """I2, E1, E4: a free buffer has no job, a busy one has its own, a done one has a dead one."""
     for buffer in state.buffers.values():
-        name = f"buffer/{buffer.number} ({buffer.state})"
-        hold(buffer.model in state.models, "E1", f"{name} outlived its model")
+        if buffer.model not in state.models:
+            raise InvariantError("E1", f"{_of(buffer)} outlived its model")
         if buffer.state == "free":
-            hold(buffer.job is None, "E1", f"{name} names job/{buffer.job}")
+            if buffer.job is not None:
+                raise InvariantError("E1", f"{_of(buffer)} names job/{buffer.job}")
         elif buffer.state in BUSY_BUFFERS:
             job = state.jobs.get(buffer.job or 0)
-            own = job is not None and job.buffer == buffer.number
-            hold(own, "I2", f"{name} is busy, yet job/{buffer.job} does not have it")
-        else:
-            hold(buffer.job is not None, "E1", f"{name} forgot its job")
-            dead = buffer.job not in state.jobs
-            hold(dead, "E4", f"{name}: job/{buffer.job} is not terminal")
+            if job is None or job.buffer != buffer.number:
+                said = f"is busy, yet job/{buffer.job} does not have it"
+                raise InvariantError("I2", f"{_of(buffer)} {said}")
+        elif buffer.job is None:
+            raise InvariantError("E1", f"{_of(buffer)} forgot its job")
+        elif buffer.job in state.jobs:
+            raise InvariantError("E4", f"{_of(buffer)}: job/{buffer.job} is not terminal")
 
 
 # ---------------------------------------------------------------------------- lanes
@@ -183,48 +193,66 @@ def check_buffers(state: State) -> None:
 
 def check_lanes(state: State) -> None:
     """I3: every lane of a configured model is in one of four states, with at most one owner."""
+    held = Counter([lane.model for lane in state.lanes.values()])
     for model in state.models.values():
-        count = sum(lane.model == model.number for lane in state.lanes.values())
-        configured = model.state not in ("validating", "configuring", "failed")
-        if configured or count:
-            whole = count == model.lane_count
-            hold(whole, "I3", f"model/{model.number} has {count} of {model.lane_count} lanes")
-    owners = Counter((n.origin, n.owner) for n in state.lanes.values() if n.origin == "request")
-    twice = [owner for owner, count in owners.items() if count > 1]
-    hold(not twice, "I3", f"owners with two lanes: {twice}")
+        count = held[model.number]
+        if count == model.lane_count:
+            continue
+        if count or model.state not in ("validating", "configuring", "failed"):
+            said = f"model/{model.number} has {count} of {model.lane_count} lanes"
+            raise InvariantError("I3", said)
+    owners = [(n.origin, n.owner) for n in state.lanes.values() if n.origin == "request"]
+    if len(set(owners)) != len(owners):
+        twice = [owner for owner, count in Counter(owners).items() if count > 1]
+        raise InvariantError("I3", f"owners with two lanes: {twice}")
+    named = frozenset([row.lane for job in state.jobs.values() for row in job.rows])
     for lane in state.lanes.values():
-        hold(lane.model in state.models, "I3", f"lane/{lane.number} outlived its model")
-        check_lane(state, lane)
+        if lane.model not in state.models:
+            raise InvariantError("I3", f"lane/{lane.number} outlived its model")
+        check_lane(state, lane, named)
 
 
-def check_lane(state: State, lane: LaneState) -> None:
-    """I3, I4, E19: what a lane's state promises, and that no lane is kept for nobody."""
-    name = f"lane/{lane.number} ({lane.state})"
-    if lane.state in ("empty", "unknown"):
-        held = (lane.owner, lane.job, lane.length_tokens)
-        hold(held == (None, None, 0), "I3", f"{name} holds {held}")
-        hold(not lane.due, "I3", f"{name} has operations due: {lane.due}")
-        named = [job.number for job in state.jobs.values() if lane.number in _lanes_of(job)]
-        hold(not named, "I4", f"{name} is named by jobs {named}")
+def check_lane(state: State, lane: LaneState, named: frozenset[int]) -> None:
+    """I3, I4, E19: what a lane's state promises, and that no lane is kept for nobody.
+
+    ``named`` are the lanes that jobs name.
+    """
+    status = lane.state
+    if status in ("empty", "unknown"):
+        if lane.owner is not None or lane.job is not None or lane.length_tokens:
+            held = (lane.owner, lane.job, lane.length_tokens)
+            raise InvariantError("I3", f"{_of(lane)} holds {held}")
+        if lane.due:
+            raise InvariantError("I3", f"{_of(lane)} has operations due: {lane.due}")
+        if lane.number in named:
+            jobs = [job.number for job in state.jobs.values() if lane.number in _lanes_of(job)]
+            raise InvariantError("I4", f"{_of(lane)} is named by jobs {jobs}")
         return
-    hold(lane.owner is not None, "I3", f"{name} has no owner")
-    if lane.state == "reserved":
-        hold(lane.job in state.jobs, "E19", f"{name} is reserved for job/{lane.job}, which ended")
-        grows = lane.reserved_tokens > lane.length_tokens
-        growth = f"{lane.length_tokens} to {lane.reserved_tokens}"
-        hold(grows, "R7.3", f"{name} is reserved from {growth}")
+    if lane.owner is None:
+        raise InvariantError("I3", f"{_of(lane)} has no owner")
+    if status == "reserved":
+        if lane.job not in state.jobs:
+            said = f"is reserved for job/{lane.job}, which ended"
+            raise InvariantError("E19", f"{_of(lane)} {said}")
+        if lane.reserved_tokens <= lane.length_tokens:
+            growth = f"{lane.length_tokens} to {lane.reserved_tokens}"
+            raise InvariantError("R7.3", f"{_of(lane)} is reserved from {growth}")
         return
-    hold(lane.state == "ready" and lane.job is None, "I3", f"{name} names job/{lane.job}")
+    if status != "ready" or lane.job is not None:
+        raise InvariantError("I3", f"{_of(lane)} names job/{lane.job}")
     if lane.origin == "request":
-        owner = state.requests.get(lane.owner or 0)
+        owner = state.requests.get(lane.owner)
         if owner is None:
-            raise InvariantError("E19", f"{name} is kept for request/{lane.owner}, which ended")
-        same = owner.lane == lane.number
-        hold(same, "I3", f"{name}: request/{owner.number} has lane/{owner.lane}")
+            said = f"is kept for request/{lane.owner}, which ended"
+            raise InvariantError("E19", f"{_of(lane)} {said}")
+        if owner.lane != lane.number:
+            said = f"request/{owner.number} has lane/{owner.lane}"
+            raise InvariantError("I3", f"{_of(lane)}: {said}")
     else:
-        run = state.models[lane.model].runs.get(-1 if lane.owner is None else lane.owner)
-        mine = run is not None and lane.number in run.lanes
-        hold(mine, "I3", f"{name} is kept for run {lane.owner}, which does not have it")
+        run = state.models[lane.model].runs.get(lane.owner)
+        if run is None or lane.number not in run.lanes:
+            said = f"is kept for run {lane.owner}, which does not have it"
+            raise InvariantError("I3", f"{_of(lane)} {said}")
 
 
 def _lanes_of(job: JobState) -> list[int]:
@@ -236,40 +264,48 @@ def _lanes_of(job: JobState) -> list[int]:
 
 def check_jobs(state: State) -> None:
     """I6, E1, G11, G13: the ceiling, and that job, buffer and lanes agree."""
-    if state.jobs:
-        facts = state.device.facts
-        verified = facts.inflight_max if facts is not None else 0
-        ceiling = min(state.limits.inflight_jobs_max, verified)
-        hold(len(state.jobs) <= ceiling, "I6", f"{len(state.jobs)} in flight, at most {ceiling}")
     check_ledger(state)
+    if not state.jobs:
+        return
+    facts = state.device.facts
+    verified = facts.inflight_max if facts is not None else 0
+    ceiling = min(state.limits.inflight_jobs_max, verified)
+    if len(state.jobs) > ceiling:
+        raise InvariantError("I6", f"{len(state.jobs)} in flight, at most {ceiling}")
     for number, job in state.jobs.items():
-        name = f"job/{number} ({job.state})"
-        live = number == job.number and job.state in IN_FLIGHT
-        hold(live, "I6", f"{name} is terminal, yet here")
-        hold(job.task in ("prefill", "decode"), "I6", f"{name} has task {job.task}")
+        if number != job.number or job.state not in IN_FLIGHT:
+            raise InvariantError("I6", f"{_of(job)} is terminal, yet here")
+        if job.task not in ("prefill", "decode"):
+            raise InvariantError("I6", f"{_of(job)} has task {job.task}")
         buffer = state.buffers.get(job.buffer)
         if buffer is None:
-            raise InvariantError("E1", f"{name}: buffer/{job.buffer} does not exist")
-        _check_buffer_of(name, job, buffer)
+            raise InvariantError("E1", f"{_of(job)}: buffer/{job.buffer} does not exist")
+        _check_buffer_of(job, buffer)
         lanes = _lanes_of(job)
-        distinct = bool(lanes) and len(set(lanes)) == len(lanes)
-        hold(distinct, "I6", f"{name} names lanes {lanes}")
+        if not lanes or len(set(lanes)) != len(lanes):
+            raise InvariantError("I6", f"{_of(job)} names lanes {lanes}")
         check_rows(state, job)
-    rows = Counter(lane for job in state.jobs.values() for lane in _lanes_of(job))
-    shared = [lane for lane, count in rows.items() if count > 1]
-    hold(not shared, "E12", f"two jobs share lanes {shared}")
-    buffers = Counter(job.buffer for job in state.jobs.values())
-    doubled = [number for number, count in buffers.items() if count > 1]
-    hold(not doubled, "E12", f"two jobs share buffers {doubled}")
+    rows = [lane for job in state.jobs.values() for lane in _lanes_of(job)]
+    if len(set(rows)) != len(rows):
+        shared = [lane for lane, count in Counter(rows).items() if count > 1]
+        raise InvariantError("E12", f"two jobs share lanes {shared}")
+    buffers = [job.buffer for job in state.jobs.values()]
+    if len(set(buffers)) != len(buffers):
+        doubled = [number for number, count in Counter(buffers).items() if count > 1]
+        raise InvariantError("E12", f"two jobs share buffers {doubled}")
 
 
-def _check_buffer_of(name: str, job: JobState, buffer: BufferState) -> None:
-    said = f"{name}: buffer/{buffer.number}"
-    hold(buffer.job == job.number, "E1", f"{said} is of job/{buffer.job}")
-    hold(buffer.state in IN_FLIGHT[job.state], "G13", f"{said} is {buffer.state}")
-    hold(buffer.task == job.task, "R4.1", f"{said} is for {buffer.task}")
+def _check_buffer_of(job: JobState, buffer: BufferState) -> None:
+    said = f"buffer/{buffer.number}"
+    if buffer.job != job.number:
+        raise InvariantError("E1", f"{_of(job)}: {said} is of job/{buffer.job}")
+    if buffer.state not in IN_FLIGHT[job.state]:
+        raise InvariantError("G13", f"{_of(job)}: {said} is {buffer.state}")
+    if buffer.task != job.task:
+        raise InvariantError("R4.1", f"{_of(job)}: {said} is for {buffer.task}")
     key = (buffer.model, buffer.epoch, buffer.generation)
-    hold(key == (job.model, job.epoch, job.generation), "G11", f"{said} is of {key}")
+    if key != (job.model, job.epoch, job.generation):
+        raise InvariantError("G11", f"{_of(job)}: {said} is of {key}")
 
 
 def check_rows(state: State, job: JobState) -> None:
@@ -283,13 +319,16 @@ def check_rows(state: State, job: JobState) -> None:
             *(lane.state, lane.job, lane.origin, lane.owner),
             *(lane.length_tokens, lane.reserved_tokens),
         )
-        same = is_now == told
-        hold(same, "I4", f"job/{job.number}: lane/{row.lane} is {is_now}, not {told}")
-        if job.origin == "request" and row.owner in state.requests:
-            request = state.requests[row.owner]
+        if is_now != told:
+            said = f"lane/{row.lane} is {is_now}, not {told}"
+            raise InvariantError("I4", f"job/{job.number}: {said}")
+        if job.origin != "request":
+            continue
+        request = state.requests.get(row.owner)
+        if request is not None and (request.job, request.lane) != (job.number, row.lane):
             held = (request.job, request.lane)
-            mine = held == (job.number, row.lane)
-            hold(mine, "I6", f"request/{request.number} of job/{job.number} has {held}")
+            said = f"request/{request.number} of job/{job.number} has {held}"
+            raise InvariantError("I6", said)
 
 
 # ---------------------------------------------------------------------------- queues
@@ -297,42 +336,58 @@ def check_rows(state: State, job: JobState) -> None:
 
 def check_queues(state: State) -> None:
     """I8, I9, G9, R7.2: who waits for a turn stands in its queue once, the waiting in order."""
-    waiting = sorted(r.number for r in state.requests.values() if r.state == "waiting")
+    _check_waiting(state)
+    turns: dict[str, list[int]] = {"prefilling": [], "decoding": []}
+    for number, request in state.requests.items():
+        if request.job is None and request.state in turns:
+            turns[request.state].append(number)
+    prefilling = (*state.prefill_again, *state.chunking)
+    for queue, status in ((prefilling, "prefilling"), (state.decode_ready, "decoding")):
+        idle = set(turns[status])
+        queued = [number for number in queue if number in idle]
+        if len(queued) != len(idle) or set(queued) != idle:
+            said = f"{status} {sorted(idle)} wait for a turn, queued {dict(Counter(queued))}"
+            raise InvariantError("I9", said)
+    timed = {number for number, r in state.requests.items() if r.deadline_ns is not None}
+    if timed and not timed.issubset([number for _, number in state.deadlines]):
+        lost = timed - {number for _, number in state.deadlines}
+        raise InvariantError("R7.2", f"the deadlines of requests {sorted(lost)} are forgotten")
+    if state.deadlines and state.deadlines[0][1] not in state.requests:
+        top = state.deadlines[0][1]
+        raise InvariantError("R7.2", f"the dead request/{top} has the next deadline")
+
+
+def _check_waiting(state: State) -> None:
+    waiting = sorted([r.number for r in state.requests.values() if r.state == "waiting"])
     check_waiting(state, waiting)
     count = state.waiting_requests
-    hold(count == len(waiting), "I8", f"{len(waiting)} requests wait, counted {count}")
-    tokens = sum(len(state.requests[number].prompt) for number in waiting)
-    hold(state.waiting_tokens == tokens, "I8", f"{tokens} tokens, counted {state.waiting_tokens}")
-    prefilling = (*state.prefill_again, *state.chunking)
-    for queue, status in ((prefilling, "prefilling"), (tuple(state.decode_ready), "decoding")):
-        idle = {r.number for r in state.requests.values() if r.state == status and r.job is None}
-        found = Counter(number for number in queue if number in idle)
-        once = found == Counter(idle)
-        hold(once, "I9", f"{status} {sorted(idle)} wait for a turn, queued {dict(found)}")
-    timed = {number for number, r in state.requests.items() if r.deadline_ns is not None}
-    lost = timed - {number for _, number in state.deadlines}
-    hold(not lost, "R7.2", f"the deadlines of requests {sorted(lost)} are forgotten")
-    if state.deadlines:
-        top = state.deadlines[0][1]
-        hold(top in state.requests, "R7.2", f"the dead request/{top} has the next deadline")
+    if count != len(waiting):
+        raise InvariantError("I8", f"{len(waiting)} requests wait, counted {count}")
+    tokens = sum([len(state.requests[number].prompt) for number in waiting])
+    if state.waiting_tokens != tokens:
+        raise InvariantError("I8", f"{tokens} tokens, counted {state.waiting_tokens}")
 
 
 def check_waiting(state: State, waiting: list[int]) -> None:
     """G9, E13: each who waits stands once, in its class, and no tenant overtakes itself."""
-    found = []
+    found: list[int] = []
+    members = set(waiting)
     for queue, is_long in ((state.short_waiting, False), (state.long_waiting, True)):
-        stands = [number for number in queue.in_order() if number in set(waiting)]
+        stands = [number for number in queue.in_order() if number in members]
         found += stands
-        requests = [state.requests[number] for number in stands]
-        misplaced = [one.number for one in requests if one.long != is_long]
-        hold(not misplaced, "E13", f"requests {misplaced} wait in the queue of another class")
         last: dict[tuple[str, int], int] = {}
-        for one in requests:
+        for number in stands:
+            one = state.requests[number]
+            if one.long != is_long:
+                said = f"requests {[number]} wait in the queue of another class"
+                raise InvariantError("E13", said)
             before = last.get((one.tenant, one.priority), 0)
-            first = f"request/{before} of tenant {one.tenant!r} stands before request/{one.number}"
-            hold(before < one.number, "G9", first)
-            last[one.tenant, one.priority] = one.number
-    hold(sorted(found) == waiting, "G9", f"requests {waiting} wait, the queues have {found}")
+            if before >= number:
+                said = f"of tenant {one.tenant!r} stands before request/{number}"
+                raise InvariantError("G9", f"request/{before} {said}")
+            last[one.tenant, one.priority] = number
+    if sorted(found) != waiting:
+        raise InvariantError("G9", f"requests {waiting} wait, the queues have {found}")
 
 
 # ---------------------------------------------------------------------------- models, device
@@ -341,13 +396,16 @@ def check_waiting(state: State, waiting: list[int]) -> None:
 def check_models(state: State) -> None:
     """E21, R9.2: an alias points to its ready model; one model at a time has the device."""
     for alias, number in state.aliases.items():
-        known = number in state.models and state.models[number].alias == alias
-        hold(known, "E21", f"alias {alias!r} points to model/{number}, which is not of it")
+        if number not in state.models or state.models[number].alias != alias:
+            said = f"alias {alias!r} points to model/{number}, which is not of it"
+            raise InvariantError("E21", said)
     for model in state.models.values():
         served = state.aliases.get(model.alias) == model.number
-        right = served == (model.state == "ready")
-        hold(right, "E21", f"model/{model.number} is {model.state}, served: {served}")
-    hold(len(state.models) <= 1, "R9.2", f"models {sorted(state.models)} hold the device")
+        if served != (model.state == "ready"):
+            said = f"model/{model.number} is {model.state}, served: {served}"
+            raise InvariantError("E21", said)
+    if len(state.models) > 1:
+        raise InvariantError("R9.2", f"models {sorted(state.models)} hold the device")
 
 
 def check_end_states(state: State) -> None:
@@ -355,26 +413,33 @@ def check_end_states(state: State) -> None:
     status = state.device.state
     if status not in ("lost", "closing", "closed"):
         return
-    hold(not state.jobs, "I10", f"jobs {sorted(state.jobs)} on a {status} device")
-    hold(not state.requests, "G7", f"requests {sorted(state.requests)} were not told")
-    hold(not state.aliases, "G7", f"{state.aliases} served by a {status} device")
+    if state.jobs:
+        raise InvariantError("I10", f"jobs {sorted(state.jobs)} on a {status} device")
+    if state.requests:
+        raise InvariantError("G7", f"requests {sorted(state.requests)} were not told")
+    if state.aliases:
+        raise InvariantError("G7", f"{state.aliases} served by a {status} device")
     held = sorted(n for n, lane in state.lanes.items() if lane.state in ("ready", "reserved"))
-    hold(not held, "G7", f"lanes {held} are still held on a {status} device")
+    if held:
+        raise InvariantError("G7", f"lanes {held} are still held on a {status} device")
     used = sorted(n for n, buffer in state.buffers.items() if buffer.state in BUSY_BUFFERS)
-    hold(not used, "G7", f"buffers {used} are still in use on a {status} device")
+    if used:
+        raise InvariantError("G7", f"buffers {used} are still in use on a {status} device")
 
 
 def check_numbers(state: State) -> None:
     """Decision 9: the next numbers are above all that exist."""
-    tables: tuple[tuple[str, Iterable[int], int], ...] = (
-        ("request", state.requests, state.next_request),
-        ("job", state.jobs, state.next_job),
-        ("model", state.models, state.next_model),
-        ("lane", state.lanes, state.next_lane),
-        ("buffer", state.buffers, state.next_buffer),
-        ("epoch", [b.epoch for b in state.buffers.values()], state.next_epoch),
-        ("generation", [b.generation for b in state.buffers.values()], state.next_generation),
-    )
-    for kind, numbers, after in tables:
+    buffers = state.buffers.values()
+    _check_below("request", state.requests, state.next_request)
+    _check_below("job", state.jobs, state.next_job)
+    _check_below("model", state.models, state.next_model)
+    _check_below("lane", state.lanes, state.next_lane)
+    _check_below("buffer", state.buffers, state.next_buffer)
+    _check_below("epoch", [buffer.epoch for buffer in buffers], state.next_epoch)
+    _check_below("generation", [buffer.generation for buffer in buffers], state.next_generation)
+
+
+def _check_below(kind: str, numbers: Collection[int], after: int) -> None:
+    if numbers and max(numbers) >= after:
         late = [number for number in numbers if number >= after]
-        hold(not late, "decision 9", f"{kind} {late} although {after} is next")
+        raise InvariantError("decision 9", f"{kind} {late} although {after} is next")

@@ -13,7 +13,6 @@ import attrs
 
 from laneway.engine.errors import InvariantError
 from laneway.engine.inputs import BufferRestored, Completed, DeviceFaulted, RequestSubmitted
-from laneway.engine.invariants import hold
 from laneway.engine.ports import Step
 from laneway.statemachines import MACHINES, Event
 from laneway.statemachines.coupling import broken_couplings
@@ -64,8 +63,10 @@ class Watch:
     def take(self, step: Step) -> None:
         """Take one more step. Raises: InvariantError naming the rule it breaks."""
         expected = self.step + 1
-        hold(step.step == expected, "decision 3", f"step {step.step} stands for {expected}")
-        hold(step.at_ns >= self.at_ns, "decision 8", f"step {step.step}: time fell")
+        if step.step != expected:
+            raise InvariantError("decision 3", f"step {step.step} stands for {expected}")
+        if step.at_ns < self.at_ns:
+            raise InvariantError("decision 8", f"step {step.step}: time fell")
         self.step, self.at_ns = step.step, step.at_ns
         for broken in broken_couplings(step.events):
             need = " or ".join(" ".join(pair) for pair in broken.then)
@@ -73,35 +74,42 @@ class Watch:
             raise InvariantError(broken.rule, f"step {step.step}: {when} without {need}")
         self._check_answer(step)
         for event in step.events:
-            once = len(set(event.entities)) == len(event.entities)
-            hold(once, "I3", f"step {step.step}: {event.machine} {event.trigger} twice for one")
+            if len(event.entities) > 1 and len(set(event.entities)) != len(event.entities):
+                said = f"step {step.step}: {event.machine} {event.trigger} twice for one"
+                raise InvariantError("I3", said)
             self._take_event(step, event)
 
     def check_all_ended(self) -> None:
         """I1: every request that was accepted or refused has exactly one ending."""
         live = sorted(number for number, ending in self.endings.items() if not ending)
-        hold(not live, "I1", f"requests {live} have no ending")
+        if live:
+            raise InvariantError("I1", f"requests {live} have no ending")
 
     # -------------------------------------------------------------- what an answer may do
 
     def _check_answer(self, step: Step) -> None:
         """I5, I12, E7: what does not match is recorded only; what matches is accounted once."""
         taken = step.taken
+        if not isinstance(taken, Completed | DeviceFaulted | RequestSubmitted):
+            return
         moved = {(event.machine, event.trigger) for event in step.events}
         if isinstance(taken, Completed):
-            said = f"step {step.step}: the completion of job/{taken.job}"
             if self._matches(taken):
                 ended = _ended_jobs(step)
-                hold(taken.job in ended, "E7", f"{said} ends jobs {ended}")
-            else:
-                more = sorted(moved - PLANNING)
-                hold(not more, "I5", f"{said} matches nothing in flight, yet {more}")
-        elif isinstance(taken, DeviceFaulted) and taken.epoch not in (0, self._last.get("epoch")):
-            more = sorted(moved - PLANNING)
-            hold(not more, "I5", f"step {step.step}: a fault of another epoch, yet {more}")
-        elif isinstance(taken, RequestSubmitted) and ("request", "reject") in moved:
+                if taken.job not in ended:
+                    raise InvariantError("E7", f"{_completion(step, taken)} ends jobs {ended}")
+            elif moved - PLANNING:
+                said = f"matches nothing in flight, yet {sorted(moved - PLANNING)}"
+                raise InvariantError("I5", f"{_completion(step, taken)} {said}")
+        elif isinstance(taken, DeviceFaulted):
+            if taken.epoch not in (0, self._last.get("epoch")) and moved - PLANNING:
+                said = f"a fault of another epoch, yet {sorted(moved - PLANNING)}"
+                raise InvariantError("I5", f"step {step.step}: {said}")
+        elif ("request", "reject") in moved:
             more = sorted(moved - PLANNING - {("request", "reject")})
-            hold(not more, "I12", f"step {step.step}: a refused request also moves {more}")
+            if more:
+                said = f"step {step.step}: a refused request also moves {more}"
+                raise InvariantError("I12", said)
 
     def _matches(self, taken: Completed) -> bool:
         """Return whether a completion is of a job in flight, of its own epoch and generation."""
@@ -138,14 +146,15 @@ class Watch:
             self.endings[number] = ""
         if dest in MACHINES["request"].final:
             before = self.endings.get(number)
-            once = before == ""
-            hold(once, "I1", f"request/{number} ends by {trigger} after {before!r}")
+            if before != "":
+                raise InvariantError("I1", f"request/{number} ends by {trigger} after {before!r}")
             self.endings[number] = trigger
 
     def _take_job(self, step: Step, number: int, event: Event) -> None:
         if event.trigger == "plan":
-            ready = self._device in PLANNABLE
-            hold(ready, "I10", f"step {step.step}: job/{number} on a {self._device} device")
+            if self._device not in PLANNABLE:
+                said = f"step {step.step}: job/{number} on a {self._device} device"
+                raise InvariantError("I10", said)
             self._rises("job", (number,))
             buffer = event.data["buffer"]
             self._flights[number] = _Flight(event.epoch, event.generation, buffer)
@@ -158,18 +167,20 @@ class Watch:
             flight.ticket = event.data["ticket"]
         if event.dest in MACHINES["job"].final:
             if event.trigger == "complete":
-                answered = isinstance(step.taken, Completed) and step.taken.job == number
-                told = type(step.taken).__name__
-                hold(answered, "E7", f"step {step.step}: job/{number} completes at a {told}")
+                if not isinstance(step.taken, Completed) or step.taken.job != number:
+                    told = type(step.taken).__name__
+                    said = f"step {step.step}: job/{number} completes at a {told}"
+                    raise InvariantError("E7", said)
                 self._restoring[flight.buffer] = number
             del self._flights[number]
 
     def _check_commit(self, step: Step, event: Event) -> None:
         """E17: KV becomes true only when the device said so, and only for the job it said it of."""
         taken = step.taken
-        applied = isinstance(taken, Completed) and taken.kv_effect == "applied"
-        told = type(taken).__name__
-        hold(applied, "E17", f"step {step.step}: lanes {event.entities} commit at a {told}")
+        if not isinstance(taken, Completed) or taken.kv_effect != "applied":
+            told = type(taken).__name__
+            said = f"step {step.step}: lanes {event.entities} commit at a {told}"
+            raise InvariantError("E17", said)
 
     def _take_buffer(self, step: Step, event: Event) -> None:
         """E4: a done buffer is free only once it was restored for the job it served."""
@@ -178,11 +189,10 @@ class Watch:
         for number in event.entities:
             job = self._restoring.pop(number, 0)
             taken = step.taken
-            restored = isinstance(taken, BufferRestored) and (taken.buffer, taken.job) == (
-                number,
-                job,
-            )
-            hold(restored, "E4", f"step {step.step}: buffer/{number} is free unrestored")
+            told = (taken.buffer, taken.job) if isinstance(taken, BufferRestored) else None
+            if told != (number, job):
+                said = f"step {step.step}: buffer/{number} is free unrestored"
+                raise InvariantError("E4", said)
 
     def _take_model(self, event: Event) -> None:
         if event.trigger == "load":
@@ -197,8 +207,13 @@ class Watch:
     def _rises(self, kind: str, numbers: Sequence[int]) -> None:
         for number in numbers:
             last = self._last.get(kind, 0)
-            hold(number == last + 1, "decision 9", f"{kind} {number} follows {last}")
+            if number != last + 1:
+                raise InvariantError("decision 9", f"{kind} {number} follows {last}")
             self._last[kind] = number
+
+
+def _completion(step: Step, taken: Completed) -> str:
+    return f"step {step.step}: the completion of job/{taken.job}"
 
 
 def _ended_jobs(step: Step) -> list[int]:
