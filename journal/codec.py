@@ -2,7 +2,8 @@
 
 Theory of operation. A step is stored as three texts. ``input_kind`` is a name of the table below,
 the class name. ``input`` is an array: the version of that kind, then the fields in the order of the
-class, nested values as arrays of their fields. ``events`` is an array of events, each
+class, nested values as arrays of their fields; the rows of a completion stand by columns
+(``wire.py``). ``events`` is an array of events, each
 ``[machine, entities, trigger, source, dest, epoch, generation, data?]``; entities are numbers and
 ranges (``ranges.py``), ``data`` is left out when it is empty and its keys are sorted, so one list
 of events has exactly one text.
@@ -36,7 +37,7 @@ from laneway.engine.errors import ConfigurationError, JournalFormatError, Journa
 from laneway.engine.inputs import NO_TOKEN, Input
 from laneway.engine.sampling import Sampling
 from laneway.journal.ranges import Item, compress, expand
-from laneway.journal.wire import Shape, value_shape
+from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA
 
@@ -173,7 +174,8 @@ _UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionE
 @cache
 def _compile_table(tokens: str) -> Mapping[str, _Kind]:
     """Compile the table of one mode: a constant that takes milliseconds to make."""
-    special = _DIGEST_FIELDS if tokens == "digest" else {}
+    special = dict(_DIGEST_FIELDS) if tokens == "digest" else {}
+    special[inputs.Completed, "rows"] = columns_shape(inputs.RowResult, special=special)
     return MappingProxyType(
         {name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()}
     )

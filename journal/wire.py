@@ -5,14 +5,20 @@ values likewise; a tuple is an array; integers, floats, strings, booleans and nu
 themselves. ``Shape`` holds for one type what `msgspec` checks on the way in (a plain type: exact
 length, exact types, nothing extra) and the two conversions, which are None where nothing is to be
 done, so that long runs of integers are never touched by Python code.
+
+A tuple of values that mostly hold their defaults travels by columns (``columns_shape``): one array
+for each field, null where every value has the default, and nothing after the last column that says
+something. So a batch of sampled tokens is ``[[101,102,103]]``.
 """
 
 import types
 import typing
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import attrs
+import msgspec
 
 Convert = Callable[[Any], Any]
 
@@ -91,6 +97,86 @@ def _compile(argument: str, body: str, converts: list[Convert | None], **names: 
     scope = {f"convert_{index}": convert for index, convert in enumerate(converts)} | names
     made: Convert = eval(f"lambda {argument}: {body}", scope)
     return made
+
+
+@attrs.frozen
+class _Column:
+    """One field of values that travel by columns; a field without default is always written."""
+
+    name: str
+    values_of: Callable[[Any], Any]
+    shape: Shape
+    default: Any
+
+    def to_wire(self, values: tuple[Any, ...]) -> list[Any] | None:
+        """Return what every value holds in this field, or None where that is the default."""
+        column = list(map(self.values_of, values))
+        if self.shape.to_wire is not None:
+            column = list(map(self.shape.to_wire, column))
+        if self.default is not attrs.NOTHING and column.count(self.default) == len(column):
+            return None
+        return column
+
+    def from_wire(self, column: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the field of each value."""
+        convert = self.shape.from_wire
+        return column if convert is None else tuple(map(convert, column))
+
+
+def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> Shape:
+    """Return the shape of a tuple of an attrs class by columns.
+
+    The first field has no default: its column tells how many values there are. ``special`` as in
+    ``shape_of``; a conversion must keep the default as it is.
+    """
+    hints = typing.get_type_hints(cls)
+    columns = []
+    for field in attrs.fields(cls):
+        given = (special or {}).get((cls, field.name))
+        shape = given or shape_of(hints[field.name], special=special)
+        columns.append(_Column(field.name, attrgetter(field.name), shape, field.default))
+    first, *others = columns
+    if first.default is not attrs.NOTHING or any(c.default is attrs.NOTHING for c in others):
+        raise TypeError(f"{cls.__name__} cannot travel by columns: only its first field has none")
+    fields: list[Any] = [(first.name, _tuple_type(first.shape.checked, ...))]
+    fields += [(c.name, _tuple_type(c.shape.checked, ...) | None, None) for c in others]
+    checked = msgspec.defstruct(
+        f"{cls.__name__}Columns", fields, array_like=True, forbid_unknown_fields=True
+    )
+    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(cls, columns))
+
+
+def _columns_to_wire(columns: list[_Column]) -> Convert:
+    def to_wire(values: tuple[Any, ...]) -> list[Any]:
+        written = [column.to_wire(values) for column in columns]
+        while written[-1] is None:
+            written.pop()
+        return written
+
+    return to_wire
+
+
+def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
+    first, *others = columns
+
+    def from_wire(told: Any) -> tuple[Any, ...]:
+        key = first.from_wire(getattr(told, first.name))
+        names, values = [first.name], [key]
+        for column in others:
+            found = getattr(told, column.name)
+            if found is None:
+                continue
+            if len(found) != len(key):
+                raise ValueError(f"{len(found)} of {column.name} for {len(key)} {first.name}")
+            names.append(column.name)
+            values.append(column.from_wire(found))
+        if len(values) == 1:
+            return tuple([cls(**{first.name: value}) for value in key])
+        return tuple(
+            [cls(**dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
+        )
+
+    return from_wire
 
 
 def _optional_shape(inner: Shape) -> Shape:

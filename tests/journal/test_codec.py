@@ -244,8 +244,13 @@ def test_the_text_of_an_input() -> None:
     taken = completed(17, (101, 102))
     assert FULL.encode_input(taken) == (
         "Completed",
-        b'[1,17,917,1,2,7,"applied",1,[[101,false,"","",null,[]],[102,false,"","",null,[]]],'
-        b"[5,0,0,0,0,0,0,0,90,0]]",
+        b'[1,17,917,1,2,7,"applied",1,[[101,102]],[5,0,0,0,0,0,0,0,90,0]]',
+    )
+    rows = (RowResult(token=101), RowResult(token=NO_TOKEN, fault="numeric"))
+    told = attrs.evolve(taken, rows=rows)
+    assert FULL.encode_input(told) == (
+        "Completed",
+        b'[1,17,917,1,2,7,"applied",1,[[101,-1],null,["","numeric"]],[5,0,0,0,0,0,0,0,90,0]]',
     )
     assert FULL.encode_input(TimePassed()) == ("TimePassed", b"[1]")
 
@@ -282,6 +287,9 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
 # ---------------------------------------------------------------------------- refusals
 
 
+DONE = b'[1,17,917,1,2,7,"applied",1,%s,[5,0,0,0,0,0,0,0,90,0]]'
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "says"),
     [
@@ -301,6 +309,10 @@ def test_event_data_is_sorted_and_left_out_when_empty() -> None:
         ("LoadRequested", b'[1,1,"\xff","x"]', "UTF-8"),
         ("CloseRequested", b"[1,1]", "Expected `bool`, got `int`"),
         ("KvApplied", b"[1,[1,[2]]]", "Expected `int`, got `array`"),
+        ("Completed", DONE % b"[[5],[true,false]]", "2 of stop_hit for 1 token"),
+        ("Completed", DONE % b"[[5,6],null,[1,2]]", "Expected `str`, got `int`"),
+        ("Completed", DONE % b"[[5],null,null,null,null,null,null]", "length 6"),
+        ("Completed", DONE % b"[]", "length 1"),
         (
             "RequestSubmitted",
             b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1'
@@ -410,7 +422,7 @@ def test_a_digest_keeps_no_sampled_token() -> None:
         ),
     )
     _, text = DIGEST.encode_input(taken)
-    assert b'[[null,true,"","",null,[]],[-1,false,"","equal",null,[]]]' in text
+    assert b'[[null,-1],[true,false],null,["","equal"]]' in text
     read = DIGEST.decode_input("Completed", text)
     assert isinstance(read, Completed)
     assert [row.token for row in read.rows] == [NO_TOKEN, NO_TOKEN]
