@@ -22,7 +22,8 @@ class Figure:
 
     ``ratio`` is value over baseline, or baseline over value where more is better.
 
-    ``gate`` is the condition on the ratio as text, ``gate_met`` None where there is no gate.
+    ``gate`` is the condition on the ratio, or on the value, as text; ``gate_met`` is None where
+    there is no gate.
     """
 
     id: str
@@ -70,6 +71,39 @@ def times_faster(
         ratio=round(ratio, 3),
         gate=f">= {limit:g}x faster",
         gate_met=ratio >= limit,
+    )
+
+
+def times_as_fast(
+    figure_id: str, value: float, unit: str, baseline: str, baseline_value: float, *, limit: float
+) -> Figure:
+    """Return a figure whose gate bounds baseline / value from below, by a share of the baseline."""
+    figure = times_faster(figure_id, value, unit, baseline, baseline_value, limit=limit)
+    return attrs.evolve(figure, gate=f">= {limit:g}x as fast")
+
+
+def absolute(
+    figure_id: str,
+    value: float,
+    unit: str,
+    baseline: str,
+    baseline_value: float,
+    *,
+    least: float | None = None,
+    most: float | None = None,
+) -> Figure:
+    """Return a figure whose gate bounds the value itself; the baseline is for orientation."""
+    met = (least is None or value >= least) and (most is None or value <= most)
+    bound = f">= {least:g}" if least is not None else f"<= {most:g}"
+    return Figure(
+        id=figure_id,
+        value=round(value, 4),
+        unit=unit,
+        baseline=baseline,
+        baseline_value=round(baseline_value, 4),
+        ratio=round(value / baseline_value, 3),
+        gate=f"{bound} {unit}",
+        gate_met=met,
     )
 
 

@@ -3,7 +3,7 @@
 Theory of operation. A step is stored as three texts. ``input_kind`` is a name of the table below,
 the class name. ``input`` is an array: the version of that kind, then the fields in the order of the
 class, nested values as arrays of their fields; the rows of a completion stand by columns
-(``wire.py``). ``events`` is an array of events, each
+(``wire.py``), its instants as differences (``instants.py``). ``events`` is an array of events, each
 ``[machine, entities, trigger, source, dest, epoch, generation, data?]``; entities are numbers and
 ranges (``ranges.py``), ``data`` is left out when it is empty and its keys are sorted, so one list
 of events has exactly one text.
@@ -36,7 +36,8 @@ from laneway.engine import inputs
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.inputs import NO_TOKEN, Input
 from laneway.engine.sampling import Sampling
-from laneway.journal.ranges import Item, compress, expand
+from laneway.journal.instants import TIMES
+from laneway.journal.ranges import RUN_MIN, Item, compress, expand
 from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA
@@ -175,6 +176,7 @@ _UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionE
 def _compile_table(tokens: str) -> Mapping[str, _Kind]:
     """Compile the table of one mode: a constant that takes milliseconds to make."""
     special = dict(_DIGEST_FIELDS) if tokens == "digest" else {}
+    special[inputs.Completed, "times"] = TIMES
     special[inputs.Completed, "rows"] = columns_shape(inputs.RowResult, special=special)
     return MappingProxyType(
         {name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()}
@@ -203,18 +205,22 @@ def _explain_input(kind: _Kind, text: bytes, error: Exception) -> str:
 
 
 def _event_to_wire(event: Event) -> tuple[Any, ...]:
-    if not event.entities:
+    entities = event.entities
+    if not entities:
         raise ValueError(f"{event.machine} {event.trigger} names no entity")
     wire = (
         event.machine,
-        compress(event.entities),
+        entities if len(entities) < RUN_MIN else compress(entities),
         event.trigger,
         event.source,
         event.dest,
         event.epoch,
         event.generation,
     )
-    return (*wire, dict(event.data)) if event.data else wire
+    data = event.data
+    if not data:
+        return wire
+    return (*wire, data if type(data) is dict else dict(data))
 
 
 def _event_from_wire(wire: _WireEvent) -> Event:

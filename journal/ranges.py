@@ -20,8 +20,9 @@ def compress(entities: Sequence[int]) -> list[Item]:
     length = len(entities)
     if length < RUN_MIN:
         return list(entities)
-    if entities[-1] - entities[0] == length - 1 and is_run(entities):
-        return [(entities[0], entities[-1])]
+    first, last = entities[0], entities[-1]
+    if last - first == length - 1 and tuple(range(first, last + 1)) == tuple(entities):
+        return [(first, last)]
     items: list[Item] = []
     begin = 0
     for index in range(1, length + 1):

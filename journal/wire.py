@@ -147,7 +147,13 @@ def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> S
 
 
 def _columns_to_wire(columns: list[_Column]) -> Convert:
+    first, *others = columns
+    defaults = tuple(column.default for column in others)
+    rest_of = attrgetter(*(column.name for column in others))
+
     def to_wire(values: tuple[Any, ...]) -> list[Any]:
+        if list(map(rest_of, values)).count(defaults) == len(values):
+            return [first.to_wire(values)]  # by far the most, so it is seen at once
         written = [column.to_wire(values) for column in columns]
         while written[-1] is None:
             written.pop()
@@ -158,6 +164,8 @@ def _columns_to_wire(columns: list[_Column]) -> Convert:
 
 def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
     first, *others = columns
+    body = f"tuple([cls({first.name}=value) for value in values])"
+    plainly = _compile("values", body, [], cls=cls)
 
     def from_wire(told: Any) -> tuple[Any, ...]:
         key = first.from_wire(getattr(told, first.name))
@@ -171,7 +179,8 @@ def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
             names.append(column.name)
             values.append(column.from_wire(found))
         if len(values) == 1:
-            return tuple([cls(**{first.name: value}) for value in key])
+            plain: tuple[Any, ...] = plainly(key)
+            return plain
         return tuple(
             [cls(**dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
         )

@@ -195,4 +195,4 @@ def _create_schema(engine: sqlalchemy.Engine, tokens: str) -> None:
 
 
 def _must_reach_disk(steps: Sequence[Step]) -> bool:
-    return any(event.trigger in DISK_TRIGGERS for step in steps for event in step.events)
+    return not DISK_TRIGGERS.isdisjoint([event.trigger for one in steps for event in one.events])

@@ -14,7 +14,15 @@ from support.journal_steps import completed, started, submitted
 
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.evidence import EVIDENCE, SOURCES, SUPPORT, Capability
-from laneway.engine.inputs import NO_TOKEN, Completed, Input, RowResult, SubmitAccepted, TimePassed
+from laneway.engine.inputs import (
+    NO_TOKEN,
+    Completed,
+    Input,
+    JobTimes,
+    RowResult,
+    SubmitAccepted,
+    TimePassed,
+)
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.journal.codec import KINDS, Codec
@@ -244,14 +252,25 @@ def test_the_text_of_an_input() -> None:
     taken = completed(17, (101, 102))
     assert FULL.encode_input(taken) == (
         "Completed",
-        b'[1,17,917,1,2,7,"applied",1,[[101,102]],[5,0,0,0,0,0,0,0,90,0]]',
+        b'[1,17,917,1,2,7,"applied",1,[[101,102]],[5,null,null,null,null,null,null,null,85,0]]',
     )
     rows = (RowResult(token=101), RowResult(token=NO_TOKEN, fault="numeric"))
     told = attrs.evolve(taken, rows=rows)
     assert FULL.encode_input(told) == (
         "Completed",
-        b'[1,17,917,1,2,7,"applied",1,[[101,-1],null,["","numeric"]],[5,0,0,0,0,0,0,0,90,0]]',
+        b'[1,17,917,1,2,7,"applied",1,[[101,-1],null,["","numeric"]],'
+        b"[5,null,null,null,null,null,null,null,85,0]]",
     )
+
+
+def test_instants_are_written_as_what_has_passed() -> None:
+    instants = (1000, 1007, 1007, 0, 990, 2**64 - 1, 5, 0, 12)
+    names = [field.name for field in attrs.fields(JobTimes)]
+    times = JobTimes(**dict(zip(names, (*instants, 77), strict=True)))
+    taken = attrs.evolve(completed(17, (101,)), times=times)
+    kind, text = FULL.encode_input(taken)
+    assert text.endswith(b",[1000,7,0,null,[990],18446744073709550625,[5],null,7,77]]")
+    assert FULL.decode_input(kind, text) == taken
     assert FULL.encode_input(TimePassed()) == ("TimePassed", b"[1]")
 
 

@@ -1,0 +1,141 @@
+"""The suite ``journal``: what a full batch costs to append, to keep, to fold and to prove.
+
+J1: one row a commit through the journal's own API, against bare `sqlite3` inserting the same rows
+into the same tables; the rows are given to it ready-made. J2: bytes on disk of a whole life, for
+every entity an event moved. J3: the life folded to its state, and decided again. All of it is for
+decode jobs of 16 rows (``bench_ticks.py``).
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import attrs
+
+from laneway.adapters.bench_ticks import decide_full_batches, entity_events, full_batches, life
+from laneway.adapters.measuring import Figure, absolute, interleave, times_as_fast
+from laneway.engine.inputs import Completed
+from laneway.engine.ports import Step
+from laneway.journal import SqlJournal, open_journal, schema
+from laneway.journal.codec import Codec
+from laneway.journal.replay import Code, fold, verify
+from laneway.journal.sealing import Row, seal
+
+ROUNDS = 15
+APPENDS = 200
+"""Steps a burst: one call of a contender appends so many."""
+
+STEPS = 4000
+"""Steps of the life that is kept, folded and decided again."""
+
+BYTES_MAX = 25
+FOLD_MIN, VERIFY_MIN = 1_000_000, 100_000
+
+
+def run(
+    tell: Callable[[str], None] = lambda text: None,
+    *,
+    rounds: int = ROUNDS,
+    appends: int = APPENDS,
+    steps: int = STEPS,
+) -> Iterator[Figure]:
+    """Measure J1, J2 and J3. The arguments make it short for tests."""
+    with TemporaryDirectory(prefix="laneway-bench-") as folder:
+        tell("journal: append")
+        yield _append(Path(folder), rounds, appends)
+        tell("journal: fold and verify")
+        kept = list(islice(life(), steps))
+        with open_journal(Path(folder) / "life.db") as journal:
+            for step in kept:
+                journal.append([step])
+        yield _size(Path(folder) / "life.db", kept)
+        yield from _replay(Path(folder) / "life.db", kept)
+
+
+def _append(folder: Path, rounds: int, appends: int) -> Figure:
+    """J1: completions of full batches, one row a commit."""
+    done = (step for step in full_batches(life()) if isinstance(step.taken, Completed))
+    count = (rounds + 1) * appends
+    steps = [attrs.evolve(step, step=n) for n, step in enumerate(islice(done, count), 1)]
+    with open_journal(folder / "ours.db") as ours, _Bare(folder / "bare.db") as bare:
+        rows = iter(bare.ready_made(steps))
+        left = iter(steps)
+
+        def append() -> None:
+            for step in islice(left, appends):
+                ours.append([step])
+
+        def insert() -> None:
+            execute = bare.connection.execute
+            for row in islice(rows, appends):
+                execute(schema.INSERT_STEP, row)
+
+        took = interleave({"ours": append, "bare": insert}, rounds=rounds, burst_ns=1)
+    return times_as_fast(
+        *("J1", took["ours"] / appends, "us/step"),
+        *("bare sqlite3, ready-made rows", took["bare"] / appends),
+        limit=0.7,
+    )
+
+
+class _Bare:
+    """A file with the tables of a journal and nobody to look after it: no checkpoints, no lock."""
+
+    def __init__(self, path: Path) -> None:
+        SqlJournal.open(path).close()
+        with SqlJournal.open_to_read(path) as empty:
+            self._origin = empty.origin()
+        self.connection = sqlite3.connect(path, isolation_level=None)
+        for setting in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
+            self.connection.execute(f"PRAGMA {setting}")
+
+    def ready_made(self, steps: list[Step]) -> list[Row]:
+        """Return the rows of steps."""
+        return seal(Codec(), self._origin, steps)[0]
+
+    def __enter__(self) -> "_Bare":
+        return self
+
+    def __exit__(self, *unused: object) -> None:
+        self.connection.close()
+
+
+def _size(path: Path, steps: list[Step]) -> Figure:
+    """J2: the closed file, against the text in its rows."""
+    moved = sum(map(entity_events, steps))
+    rows = seal(Codec(), SqlJournal.open_to_read(path).origin(), steps)[0]
+    text = sum(len(row[2]) + len(row[3]) + len(row[4]) for row in rows)
+    return absolute(
+        *("J2", path.stat().st_size / moved, "bytes/entity event"),
+        *("text of the rows", text / moved),
+        most=BYTES_MAX,
+    )
+
+
+def _replay(path: Path, steps: list[Step]) -> Iterator[Figure]:
+    """J3: fold and verify, against a cursor over the same rows."""
+    moved = sum(map(entity_events, steps))
+    journal = SqlJournal.open_to_read(path)
+    code = Code(decide=decide_full_batches)
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+
+    def read() -> int:
+        return sum(1 for _ in connection.execute("SELECT * FROM step ORDER BY step"))
+
+    def prove() -> None:
+        report = verify(journal, code=code)
+        if not report.ok:
+            raise RuntimeError(f"the life does not verify: step {report.step}: {report.reason}")
+
+    try:
+        took = interleave(
+            {"read": read, "fold": lambda: fold(journal), "verify": prove}, rounds=3, burst_ns=1
+        )
+    finally:
+        connection.close()
+    rate = {name: moved / us * 1e6 for name, us in took.items()}
+    baseline = ("cursor over the rows", rate["read"])
+    yield absolute("J3/fold", rate["fold"], "entity events/s", *baseline, least=FOLD_MIN)
+    yield absolute("J3/verify", rate["verify"], "entity events/s", *baseline, least=VERIFY_MIN)
