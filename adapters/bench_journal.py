@@ -14,13 +14,13 @@ from tempfile import TemporaryDirectory
 
 import attrs
 
-from laneway.adapters.bench_ticks import decide_full_batches, entity_events, full_batches, life
+from laneway.adapters.bench_ticks import entity_events, full_batches, life
 from laneway.adapters.measuring import Figure, absolute, interleave, times_as_fast
 from laneway.engine.inputs import Completed
 from laneway.engine.ports import Step
 from laneway.journal import SqlJournal, open_journal, schema
 from laneway.journal.codec import Codec
-from laneway.journal.replay import Code, fold, verify
+from laneway.journal.replay import fold, verify
 from laneway.journal.sealing import Row, seal
 
 ROUNDS = 15
@@ -118,14 +118,13 @@ def _replay(path: Path, steps: list[Step]) -> Iterator[Figure]:
     """J3: fold and verify, against a cursor over the same rows."""
     moved = sum(map(entity_events, steps))
     journal = SqlJournal.open_to_read(path)
-    code = Code(decide=decide_full_batches)
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
 
     def read() -> int:
         return sum(1 for _ in connection.execute("SELECT * FROM step ORDER BY step"))
 
     def prove() -> None:
-        report = verify(journal, code=code)
+        report = verify(journal)
         if not report.ok:
             raise RuntimeError(f"the life does not verify: step {report.step}: {report.reason}")
 

@@ -2,8 +2,7 @@
 
 The core runs without device and threads: every effect that wants an answer gets the one a healthy
 device would give. So the steps are those of a real journal and can be folded and decided again.
-Decode jobs are made as wide as the submodel allows whatever the planner would choose, so that what
-is measured does not move with its policy.
+One job is in flight at a time, so that every decode job takes all sequences there are.
 """
 
 from collections import deque
@@ -11,11 +10,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from laneway.engine import completing, planning, submitting
 from laneway.engine.decide import decide
-from laneway.engine.draft import Decision, Draft
 from laneway.engine.effects import Effect, RestoreBuffer, SubmitJob
-from laneway.engine.evolve import begin_step
 from laneway.engine.inputs import (
     ArtifactValidated,
     BufferRestored,
@@ -34,10 +30,9 @@ from laneway.engine.inputs import (
     Trial,
 )
 from laneway.engine.limits import Limits
-from laneway.engine.planning import Plan, PlanRow
 from laneway.engine.ports import Step
 from laneway.engine.sampling import Sampling
-from laneway.engine.state import State, initial_state, is_decoding
+from laneway.engine.state import State, initial_state
 
 BATCH = 16
 PROMPT_TOKENS = 100
@@ -51,48 +46,6 @@ _PASSED_NS = (0, 4_100, 12_300, 95_400, 101_200, 9_412_700, 9_420_100, 9_690_800
 """Instants of a job after its submit, in the order of JobTimes."""
 
 _CHIP = ChipFacts(total_bytes=1 << 34, used_bytes=0)
-
-
-def decide_full_batches(state: State, taken: Input, at_ns: int) -> Decision:
-    """Decide as the engine does, every decode job as wide as there are sequences for it."""
-    if not isinstance(taken, Completed | BufferRestored | SubmitAccepted):
-        return decide(state, taken, at_ns)
-    begin_step(state, taken, at_ns)
-    draft = Draft(state, taken)
-    if isinstance(taken, Completed):
-        completing.complete(draft, taken)
-    elif isinstance(taken, BufferRestored):
-        completing.restore(draft, taken)
-    else:
-        submitting.accept(draft, taken)
-    chosen = planning.choose(state)
-    if chosen is not None:
-        chosen = _widened(state, chosen)
-        planning.validate(state, chosen)
-        planning.carry_out(draft, chosen)
-    return draft.decision()
-
-
-def _widened(state: State, chosen: Plan) -> Plan:
-    """Give a decode job every sequence that waits for its turn, in the order they wait."""
-    if chosen.task != "decode" or chosen.origin != "request" or len(chosen.rows) > 1:
-        return chosen
-    rows = []
-    for number in state.decode_ready:
-        request = state.requests.get(number)
-        if request is None or not is_decoding(request) or request.lane is None:
-            continue
-        rows.append(
-            PlanRow(
-                lane=request.lane,
-                owner=number,
-                tokens=(request.tokens[-1],),
-                start=state.lanes[request.lane].length_tokens,
-                sampling=request.sampling,
-                bind=False,
-            )
-        )
-    return attrs.evolve(chosen, rows=tuple(rows[:BATCH]))
 
 
 def opening() -> list[Input]:
@@ -144,7 +97,11 @@ def opening() -> list[Input]:
         for number in range(1, BATCH + 1)
     ]
     start = EngineStarted(
-        wall_clock_ns=0, code_version="0", journal_tokens="full", limits=Limits(), device=device
+        wall_clock_ns=0,
+        code_version="0",
+        journal_tokens="full",
+        limits=Limits(inflight_jobs_max=1),
+        device=device,
     )
     configured = ModelConfigured(
         model=1,
@@ -169,7 +126,7 @@ def life(state: State | None = None) -> Iterator[Step]:
         waits = inbox and not (later and state.aliases)
         taken = inbox.popleft() if waits else later.popleft()
         at_ns += TICK_NS // 3
-        decision = decide_full_batches(state, taken, at_ns)
+        decision = decide(state, taken, at_ns)
         yield Step(step=state.step, at_ns=at_ns, taken=taken, events=decision.events)
         for effect in decision.effects:
             inbox.extend(_answers(effect, at_ns))

@@ -6,12 +6,10 @@ from itertools import islice
 from pathlib import Path
 
 import attrs
-import pytest
 
 from laneway.adapters import bench_journal
 from laneway.adapters.bench_ticks import (
     BATCH,
-    decide_full_batches,
     entity_events,
     full_batches,
     life,
@@ -22,10 +20,7 @@ from laneway.engine.invariants import check
 from laneway.engine.state import initial_state
 from laneway.engine.watch import Watch
 from laneway.journal import open_journal, schema
-from laneway.journal.replay import Code, verify
-
-pytestmark = pytest.mark.unproven_journals
-"""The jobs of these journals are wider than the planner's, so they are proven here, by its rule."""
+from laneway.journal.replay import verify
 
 
 def test_a_tick_is_three_steps_and_moves_39_entities() -> None:
@@ -42,7 +37,7 @@ def test_the_life_keeps_every_invariant_and_verifies() -> None:
         watch.take(step)
         check(state)
         journal.append([step])
-    report = verify(journal, code=Code(decide=decide_full_batches))
+    report = verify(journal)
     assert report.ok and report.asked == "decide" and report.steps == 300
 
 
