@@ -16,6 +16,7 @@ from laneway.adapters.screen import wide_console
 from laneway.engine.snapshot import take_snapshot
 from laneway.engine.state import State
 from laneway.journal import ReadableJournal, copy, open_journal
+from laneway.journal.codec import KINDS
 from laneway.journal.replay import VerifyReport, fold, verify
 from laneway.journal.stats import stats
 from laneway.journal.timeline import in_flight_at, show, step_record, timeline
@@ -85,6 +86,8 @@ def show_steps(
     """
     from_ns = _ns("--from-ms", from_ms)
     until_ns = None if until_ms is None else _ns("--until-ms", until_ms)
+    if kind is not None and kind not in KINDS:
+        raise typer.BadParameter(f"--input {kind}: one of {', '.join(KINDS)} is wanted")
     with _reading(file) as journal:
         steps = show(
             journal,
@@ -231,6 +234,9 @@ def replay(
 
     """
     with _reading(file) as journal:
+        last, _ = journal.head()
+        if until is not None and not 0 <= until <= last:
+            raise typer.BadParameter(f"--until {until}: the journal has steps 1 to {last}")
         folded = fold(journal, until)
         flying = in_flight_at(journal, folded.step)
     picture = attrs.asdict(take_snapshot(folded))

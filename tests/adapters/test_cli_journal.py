@@ -141,6 +141,13 @@ def test_times_bound_what_is_shown(file: Path, every: list[dict[str, Any]]) -> N
     assert 0 < len(late) < len(every) and 0 < len(early) < len(every)
 
 
+def test_what_no_step_can_match_is_a_usage_error(file: Path, every: list[dict[str, Any]]) -> None:
+    laneway("journal", "show", file, "--input", "Foo").refused(2, "--input Foo", "Completed")
+    for until in (-1, len(every) + 1):
+        called = laneway("journal", "replay", file, f"--until={until}")
+        called.refused(2, f"--until {until}", f"has steps 1 to {len(every)}")
+
+
 def test_the_life_of_a_request(file: Path, recorded: tuple[Path, list[dict[str, Any]]]) -> None:
     lines = laneway("journal", "timeline", file, "request/3", "--json").done().rows
     triggers = [line["trigger"] for line in lines if line["trigger"]]
