@@ -264,14 +264,13 @@ def _lanes_of(job: JobState) -> list[int]:
 
 def check_jobs(state: State) -> None:
     """I6, E1, G11, G13: the ceiling, and that job, buffer and lanes agree."""
+    if state.jobs:
+        facts = state.device.facts
+        verified = facts.inflight_max if facts is not None else 0
+        ceiling = min(state.limits.inflight_jobs_max, verified)
+        if len(state.jobs) > ceiling:
+            raise InvariantError("I6", f"{len(state.jobs)} in flight, at most {ceiling}")
     check_ledger(state)
-    if not state.jobs:
-        return
-    facts = state.device.facts
-    verified = facts.inflight_max if facts is not None else 0
-    ceiling = min(state.limits.inflight_jobs_max, verified)
-    if len(state.jobs) > ceiling:
-        raise InvariantError("I6", f"{len(state.jobs)} in flight, at most {ceiling}")
     for number, job in state.jobs.items():
         if number != job.number or job.state not in IN_FLIGHT:
             raise InvariantError("I6", f"{_of(job)} is terminal, yet here")
