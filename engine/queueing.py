@@ -17,7 +17,7 @@ So with a ceiling of one job, in turns (jobs planned):
 
 ``bounds`` says what they are for a model; a refused job that is tried again is not counted.
 
-A prompt is split only where the submodel takes a prompt in parts and that is granted (R5.5); then
+A long prompt is split only where the submodel takes it in parts and that is granted (R5.5); then
 each part is a turn, and its debt lets decode go in between. Prompts of the short class go together
 into one job up to a token budget; the long class goes alone.
 """
@@ -152,10 +152,10 @@ def _short(state: State, model: ModelState) -> Plan | None:
 
 
 def _prefill_row(state: State, model: ModelState, request: RequestState, lane: int) -> PlanRow:
-    """Return the next part of a prompt: all that is left, unless it may and should be split."""
+    """Return the next part of a prompt: all that is left, unless it is long and may be split."""
     start = state.lanes[lane].length_tokens if request.lane is not None else 0
     end = len(request.prompt)
-    if may_split(state, model):
+    if request.long and may_split(state, model):
         end = min(end, start + state.limits.prefill_chunk_tokens)
     return PlanRow(
         lane=lane,
