@@ -94,16 +94,17 @@ def test_an_entity_that_cannot_be_is_a_usage_error(unfinished: Path) -> None:
         laneway("journal", "timeline", "run.db", entity).refused(USAGE, entity)
 
 
-def test_numbers_beyond_any_step_are_no_mistake(unfinished: Path) -> None:
+def test_numbers_beyond_any_step_match_nothing_and_cannot_be_replayed(unfinished: Path) -> None:
     beyond = 10**30
     for option, number in (("--first", beyond), ("--last", -beyond), ("--request", beyond)):
         assert laneway("journal", "show", "run.db", option, number).done().out == ""
     whole = laneway("journal", "show", "run.db").done().out
     for option, number in (("--last", beyond), ("--first", -beyond)):
         assert laneway("journal", "show", "run.db", option, number).done().out == whole
+    steps = laneway("journal", "stats", "run.db", "--json").done().row["steps"]
     for number in (beyond, 9999):
-        last = laneway("journal", "replay", "run.db", "--until", number, "--json").done().row
-        assert last["step"] == laneway("journal", "stats", "run.db", "--json").done().row["steps"]
+        refused = laneway("journal", "replay", "run.db", "--until", number, "--json")
+        refused.refused(USAGE, "--until", f"1 to {steps}")
 
 
 def test_a_copy_replaces_nothing(unfinished: Path, tmp_path: Path) -> None:

@@ -185,10 +185,14 @@ def test_a_good_artifact_tells_what_it_needs(open_driven: Open, calbin: str) -> 
     assert facts.chips == driven.device.describe().chips
 
 
-def test_trials_are_the_golden_prompts_and_one_warm_up(
+def test_trials_are_the_golden_prompts_a_warm_up_and_one_for_each_batch(
     open_driven: Open, calbin: str, golden: dict[str, np.ndarray]
 ) -> None:
-    trials = open_driven().validate(calbin).trials
+    every = open_driven().validate(calbin).trials
+    trials = [trial for trial in every if trial.batch == 1]
+    wide = [trial for trial in every if trial.batch > 1]
+    assert [trial.batch for trial in wide] == [4], "the calbin has batches 1 and 4"
+    assert wide[0].origin == "golden" and wide[0].prompt in {trial.prompt for trial in trials}
     goldens = [trial for trial in trials if trial.origin == "golden"]
     assert [trial.origin for trial in trials] == ["golden"] * len(goldens) + ["warmup"]
     prompts = [golden[name] for name in sorted(golden) if name.startswith("prompt_")]
