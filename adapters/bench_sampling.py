@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laneway.adapters.bench_llama import LlamaChains
-from laneway.adapters.measuring import Figure, at_most, interleave, times_faster
+from laneway.adapters.measuring import Figure, at_most, compared, interleave, times_faster
+from laneway.adapters.sampling_threads import SamplingThreads
 from laneway.engine.logits import sample_rows
 from laneway.engine.logprobs import allocate_logprobs
 from laneway.engine.sampling import Sampling
@@ -65,7 +66,11 @@ def run(tell: Callable[[str], None] = lambda text: None) -> Iterator[Figure]:
                 "llama nucleus": ring.peer(peer, peer.nucleus()),
                 "llama full": ring.peer(peer, peer.full(ring.history)),
             }
+        both = SamplingThreads(VOCABULARY, 2)
+        if shape == "peaked":
+            contenders["full, two threads"] = ring.sampler(FULL, threads=both)
         took = interleave(contenders)
+        both.close()
         yield from _figures(shape, took)
 
 
@@ -75,6 +80,8 @@ def _figures(shape: str, took: dict[str, float]) -> Iterator[Figure]:
         yield at_most("K1", took["greedy"], "us/step", limit, took["read"], limit=1.4)
         yield at_most("K2", took["nucleus"], "us/step", limit, took["read"], limit=2.0)
         yield at_most("K3", took["full"], "us/step", limit, took["read"], limit=3.0)
+        two = took["full, two threads"]
+        yield compared("K3/two threads", two, "us/step", "one thread", took["full"])
         logged = took["full + logprobs"]
         yield at_most("K4/logprobs", logged, "us/step", limit, took["read"], limit=8.0)
         if "llama greedy" in took:
@@ -117,7 +124,13 @@ class _Ring:
         """Read every byte of one step."""
         return int(_read_words(self._words[self._turn()].reshape(-1)))
 
-    def sampler(self, sampling: Sampling, *, logprobs: int | None = None) -> Callable[[], object]:
+    def sampler(
+        self,
+        sampling: Sampling,
+        *,
+        logprobs: int | None = None,
+        threads: SamplingThreads | None = None,
+    ) -> Callable[[], object]:
         """Return a step of our kernels; half of the history is prompt, half is output."""
         wanted = SamplingArrays.allocate(ROWS)
         half = HISTORY_TOKENS // 2
@@ -129,6 +142,10 @@ class _Ring:
                 prompt=self.history[:half],
                 output=self.history[half:],
                 logprobs=logprobs,
+            )
+        if threads is not None:
+            return lambda: threads.sample(
+                self._steps[self._turn()], wanted, self._tokens, self._status
             )
         room = None if logprobs is None else allocate_logprobs(ROWS)
         return lambda: sample_rows(

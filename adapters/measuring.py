@@ -107,6 +107,14 @@ def absolute(
     )
 
 
+def compared(
+    figure_id: str, value: float, unit: str, baseline: str, baseline_value: float
+) -> Figure:
+    """Return a figure of baseline / value without a gate."""
+    figure = times_faster(figure_id, value, unit, baseline, baseline_value, limit=0.0)
+    return attrs.evolve(figure, gate="", gate_met=None)
+
+
 def interleave(
     contenders: Mapping[str, Callable[[], object]],
     *,

@@ -11,16 +11,15 @@ same pass, because a device row may hold finite numbers only (R14.5).
 
 Why three extrema and not the key: integer maxima need one vector instruction per load and the key
 four, so the scan takes the signed maximum (the best non-negative number), the unsigned maximum
-(the most negative number, which is where -inf and negative NaN are), and the signed minimum only in
-a block without non-negative numbers.
+(the most negative number, which is where -inf and negative NaN are; both in vectors.py), and the
+signed minimum only in a block without non-negative numbers.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from laneway.engine.jit import inner
-
-BLOCK = 128
+from laneway.engine.vectors import BLOCK, STREAMS, block_extrema
 
 ROW_OK = 0
 ROW_NAN = 1
@@ -58,8 +57,11 @@ def bits_of(key: np.int16) -> np.uint16:
 
 @inner
 def widen(key: np.int16) -> float:
-    """Return the number that has an order key, exactly."""
-    return float(np.uint32(np.uint32(bits_of(key)) << np.uint32(16)).view(np.float32))
+    """Return the number that has an order key, exactly.
+
+    Why not float(): compiled, that leaves FP32 what is FP32, and what is computed with it too.
+    """
+    return np.float64(np.uint32(np.uint32(bits_of(key)) << np.uint32(16)).view(np.float32))
 
 
 @inner
@@ -83,40 +85,50 @@ def scan_blocks(row: NDArray[np.int16], block_max: NDArray[np.int16]) -> int:
     Returns -1 if a number is not finite. Shapes: row i16[vocab] (BF16 bits), block_max
     i16[ceil(vocab / BLOCK)].
     """
+    count = row.size // (BLOCK * STREAMS)
+    highest = block_extrema(row, count, block_max)
+    read = count * STREAMS
+    least = np.int16(0)
+    for block in range(read):
+        least = min(least, block_max[block])
+    if least < 0:
+        for block in range(read):
+            if block_max[block] < 0:
+                block_max[block] = _negative_best(row, block)
     unsigned = row.view(np.uint16)
-    full = row.size // BLOCK
-    top = np.int16(-32768)
-    top_block = 0
-    highest = np.uint16(0)
-    for block in range(full):
+    for block in range(read, block_max.size):
         best = np.int16(-32768)
-        for j in range(BLOCK):
-            best = max(best, row[block * BLOCK + j])
-        most = np.uint16(0)
-        for j in range(BLOCK):
-            most = max(most, unsigned[block * BLOCK + j])
-        if best < 0:
-            least = np.int16(32767)
-            for j in range(BLOCK):
-                least = min(least, row[block * BLOCK + j])
-            best = order_key(least)
-        block_max[block] = best
-        highest = max(highest, most)
-        if best > top:
-            top = best
-            top_block = block
-    if full < block_max.size:
-        best = np.int16(-32768)
-        for i in range(full * BLOCK, row.size):
+        for i in range(block * BLOCK, min((block + 1) * BLOCK, row.size)):
             best = max(best, order_key(row[i]))
             highest = max(highest, unsigned[i])
-        block_max[full] = best
-        if best > top:
-            top = best
-            top_block = full
+        block_max[block] = best
+    top = np.int16(-32768)
+    for block in range(block_max.size):
+        top = max(top, block_max[block])
     if top >= _INFINITY_KEY or highest >= _NEGATIVE_INFINITY_BITS:
         return -1
-    return top_block
+    return first_block(block_max, top)
+
+
+@inner
+def first_block(block_max: NDArray[np.int16], key: np.int16) -> int:
+    """Return the first block with a maximum, or 0 if there is none.
+
+    Shapes: block_max i16[blocks].
+    """
+    for block in range(block_max.size):
+        if block_max[block] == key:
+            return block
+    return 0
+
+
+@inner
+def _negative_best(row: NDArray[np.int16], block: int) -> np.int16:
+    """Return the largest order key of a whole block in which the sign of every number is set."""
+    least = np.int16(32767)
+    for j in range(BLOCK):
+        least = min(least, row[block * BLOCK + j])
+    return order_key(least)
 
 
 @inner

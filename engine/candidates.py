@@ -9,12 +9,15 @@ descending, id ascending"; the order word has 32 bits because that holds any FP3
 import numpy as np
 from numpy.typing import NDArray
 
-from laneway.engine.bf16 import BLOCK, order_key
 from laneway.engine.jit import inner
+from laneway.engine.masks import reaching
+from laneway.engine.vectors import WORD, lowest_bit
 
 CANDIDATES_MAX = 1024
 TOP_K_BY_BLOCKS_MAX = 512
 
+_COUNTED_AT_ONCE = 16384
+_ONE = np.uint64(1)
 _SIGN = np.uint32(0x80000000)
 ID_BITS = np.uint64(32)
 ID_MASK = np.uint64(0xFFFFFFFF)
@@ -32,7 +35,7 @@ def order_word(value: np.float32) -> np.uint32:
 def number_of(word: np.uint32) -> float:
     """Return the number that has an order word, exactly."""
     bits = word if word & _SIGN else np.uint32(~word & ~_SIGN)
-    return float(np.uint32(bits).view(np.float32))
+    return np.float64(np.uint32(bits).view(np.float32))
 
 
 @inner
@@ -46,22 +49,37 @@ def candidate(bits: np.int16, token: int) -> np.uint64:
 def kth_block_max(block_max: NDArray[np.int16], k: int, highest: np.int16) -> np.int16:
     """Return the k-th largest block maximum, k within 1 and the number of blocks.
 
-    Shapes: block_max i16[blocks]. Why: sixteen counts halve the range of keys down to one, and a
+    Shapes: block_max i16[blocks]. Why: some ten counts halve the range of keys down to one, and a
     count is a vector loop over a few kilobytes, whatever k is.
     """
-    low = np.int32(-32768)
+    lowest = highest
+    for block in range(block_max.size):
+        lowest = min(lowest, block_max[block])
+    low = np.int32(lowest)
     high = np.int32(highest)
     while low < high:
         middle = (low + high + 1) >> 1
-        key = np.int16(middle)
-        reached = np.int32(0)
-        for block in range(block_max.size):
-            reached += np.int32(block_max[block] >= key)
-        if reached >= k:
+        if _count_reaching(block_max, np.int16(middle)) >= k:
             low = middle
         else:
             high = middle - 1
     return np.int16(low)
+
+
+@inner
+def _count_reaching(block_max: NDArray[np.int16], key: np.int16) -> int:
+    """Return how many block maxima reach a key.
+
+    Why parts: a count of 16 bits fills twice as many lanes of a vector as one of 32 bits.
+    """
+    reached = 0
+    for begin in range(0, block_max.size, _COUNTED_AT_ONCE):
+        part = block_max[begin : begin + _COUNTED_AT_ONCE]
+        count = np.int16(0)
+        for block in range(part.size):
+            count = np.int16(count + np.int16(part[block] >= key))
+        reached += int(count)
+    return reached
 
 
 @inner
@@ -76,17 +94,19 @@ def collect(
     Shapes: row i16[vocab], block_max i16[blocks], candidates u64[CANDIDATES_MAX].
     """
     count = 0
+    words = -(-row.size // WORD)
     for block in range(block_max.size):
         if block_max[block] < threshold:
             continue
-        begin = block * BLOCK
-        for i in range(begin, min(begin + BLOCK, row.size)):
-            if order_key(row[i]) < threshold:
-                continue
-            if count == candidates.size:
-                return -1
-            candidates[count] = candidate(row[i], i)
-            count += 1
+        for word in range(2 * block, min(2 * block + 2, words)):
+            mask = reaching(row, word, threshold)
+            while mask != 0:
+                if count == candidates.size:
+                    return -1
+                token = word * WORD + lowest_bit(mask)
+                candidates[count] = candidate(row[token], token)
+                count += 1
+                mask &= mask - _ONE
     return count
 
 

@@ -2,10 +2,10 @@
 
 Three ways, tried from cheap to dear; all give the same token.
 
-1. Candidates that are complete: top_k or min_p bounds them, and the block maxima find them.
-2. Candidates that are the upper part of an unbounded row: a bound on the mass of the whole row
-   shows that the rest cannot change the answer.
-3. The histogram of the whole row.
+1. Candidates, where top_k or min_p bounds them and the block maxima find them.
+2. The groups of the upper part of the row: what is left out holds so little mass together that in
+   nearly every row it cannot change the answer, whatever it is.
+3. The groups of the whole row.
 """
 
 import math
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laneway.engine.bf16 import key_below, order_key, widen
-from laneway.engine.bounds import mass_bounds
 from laneway.engine.candidates import (
     ID_MASK,
     TOP_K_BY_BLOCKS_MAX,
@@ -23,12 +22,16 @@ from laneway.engine.candidates import (
     kth_block_max,
     sort_candidates,
 )
-from laneway.engine.groups import cut_top_p, pick, total_mass, weigh
-from laneway.engine.histogram import count_numbers, group_counts, nth_of_number
+from laneway.engine.groups import settle, weigh
+from laneway.engine.histogram import LOWEST_KEY, clear_counts, count_reaching, group_counts
 from laneway.engine.jit import inner
+from laneway.engine.masks import nth_of_number
+from laneway.engine.scratch import Scratch
 
 UPPER_PART = math.exp(-10.0)
-"""Weight down to which an unbounded row's candidates are gathered (way 2)."""
+"""Weight down to which candidates are gathered where only min_p bounds them (way 1)."""
+UNREAD_MASS = 1e-3
+"""Mass, against 1 for the highest entry, that the entries left out may hold together (way 2)."""
 
 
 @inner
@@ -40,95 +43,61 @@ def choose(
     min_p: float,
     u: float,
     top_block: int,
-    block_max: NDArray[np.int16],
-    candidates: NDArray[np.uint64],
-    counts: NDArray[np.int32],
-    values: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    lanes: NDArray[np.float32],
+    nothing: NDArray[np.uint64],
+    scratch: Scratch,
 ) -> int:
     """Return the token that the uniform number u selects.
 
-    Shapes: row i16[vocab]; the scratch arrays as SamplerScratch has them.
+    Shapes: row i16[vocab], nothing u64[words], all zero.
     """
+    block_max, counts = scratch.block_max, scratch.counts
+    values, sizes, weights = scratch.values, scratch.sizes, scratch.weights
+    top = block_max[top_block]
     wanted = row.size if top_k <= 0 else min(top_k, row.size)
-    highest = widen(block_max[top_block])
-    if wanted <= min(TOP_K_BY_BLOCKS_MAX, block_max.size):
-        threshold = kth_block_max(block_max, wanted, block_max[top_block])
-    else:
-        threshold = key_below(highest, -temperature * math.log(max(min_p, UPPER_PART)))
-    count = collect(row, block_max, threshold, candidates)
-    if count > 0:
-        sort_candidates(candidates, count)
-        groups = group_candidates(candidates, count, values, sizes)
-        left = weigh(values, sizes, weights, groups, temperature, min_p, wanted)
-        place = -1
-        if count >= wanted or min_p >= UPPER_PART:
-            place = pick_complete(sizes, weights, left, top_p, u)
-        elif wanted == row.size and min_p == 0.0:
-            low, high = mass_bounds(row, block_max, highest, temperature, lanes)
-            place = pick_upper(sizes, weights, left, top_p, u, low, high)
-        if place >= 0:
-            return int(candidates[place] & ID_MASK)
-    count_numbers(row, counts)
-    groups = group_counts(counts, block_max[top_block], wanted, values, sizes)
-    groups = weigh(values, sizes, weights, groups, temperature, min_p, wanted)
-    mass = total_mass(sizes, weights, groups)
-    if top_p < 1.0:
-        groups, mass = cut_top_p(sizes, weights, groups, top_p * mass)
-    group, index = pick(sizes, weights, groups, u * mass)
+    by_blocks = wanted <= min(TOP_K_BY_BLOCKS_MAX, block_max.size)
+    if by_blocks or min_p >= UPPER_PART:
+        if by_blocks:
+            threshold = kth_block_max(block_max, wanted, top)
+        else:
+            threshold = key_below(widen(top), -temperature * math.log(min_p))
+        found = collect(row, block_max, threshold, scratch.candidates)
+        if found > 0:
+            sort_candidates(scratch.candidates, found)
+            groups = group_candidates(scratch.candidates, found, values, sizes)
+            groups = weigh(values, sizes, weights, groups, temperature, min_p, wanted)
+            group, index = settle(sizes, weights, groups, top_p, u, 0.0)
+            return int(np.int64(scratch.candidates[place_of(sizes, group, index)] & ID_MASK))
+    threshold, rest = upper_part(widen(top), row.size, temperature, min_p)
+    while True:
+        held, strayed = count_reaching(row, block_max, threshold, nothing, counts)
+        groups = group_counts(counts, top, threshold, wanted, values, sizes)
+        clear_counts(counts, top, threshold, strayed)
+        groups = weigh(values, sizes, weights, groups, temperature, min_p, wanted)
+        if held >= wanted:
+            rest = 0.0
+        group, index = settle(sizes, weights, groups, top_p, u, rest)
+        if group >= 0:
+            break
+        threshold, rest = LOWEST_KEY, 0.0
     key = order_key(np.int16(np.float32(values[group]).view(np.int32) >> 16))
     return nth_of_number(row, block_max, key, index)
 
 
 @inner
-def pick_complete(
-    sizes: NDArray[np.int64], weights: NDArray[np.float64], groups: int, top_p: float, u: float
-) -> int:
-    """Return the place, in order, of the entry drawn from groups that hold every candidate."""
-    mass = total_mass(sizes, weights, groups)
-    if top_p < 1.0:
-        groups, mass = cut_top_p(sizes, weights, groups, top_p * mass)
-    group, index = pick(sizes, weights, groups, u * mass)
-    return _place(sizes, group, index)
+def upper_part(
+    highest: float, size: int, temperature: float, min_p: float
+) -> tuple[np.int16, float]:
+    """Return the order key that the upper part of a row reaches, and the mass that is left out.
 
-
-@inner
-def pick_upper(
-    sizes: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    groups: int,
-    top_p: float,
-    u: float,
-    low: float,
-    high: float,
-) -> int:
-    """Return the place of the entry drawn if it is the same for any whole mass in low..high.
-
-    Returns -1 if the upper part of the row does not settle it.
+    Why: an entry that does not reach it weighs less than UNREAD_MASS / size, or less than min_p.
     """
-    known = total_mass(sizes, weights, groups)
-    low = max(low, known)
-    if top_p >= 1.0:
-        if not u * high < known:
-            return -1
-        first, first_index = pick(sizes, weights, groups, u * low)
-        group, index = pick(sizes, weights, groups, u * high)
-        return _place(sizes, group, index) if first == group and first_index == index else -1
-    if not top_p * high <= known:
-        return -1
-    longest, _ = cut_top_p(sizes, weights, groups, top_p * high)
-    size = sizes[longest - 1]
-    groups, mass = cut_top_p(sizes, weights, longest, top_p * low)
-    if groups != longest or sizes[groups - 1] != size:
-        return -1
-    group, index = pick(sizes, weights, groups, u * mass)
-    return _place(sizes, group, index)
+    least = UNREAD_MASS / size
+    threshold = key_below(highest, -temperature * math.log(max(min_p, least)))
+    return threshold, 0.0 if min_p >= least else UNREAD_MASS
 
 
 @inner
-def _place(sizes: NDArray[np.int64], group: int, index: int) -> int:
+def place_of(sizes: NDArray[np.int64], group: int, index: int) -> int:
     """Return how many entries come before one of a group."""
     for earlier in range(group):
         index += sizes[earlier]

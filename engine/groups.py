@@ -11,8 +11,9 @@ defined on these float64 numbers, not on a rounding of them:
 - top_p keeps the shortest prefix of the order whose mass reaches top_p times the mass so far kept;
 - the draw takes the first entry at which the running mass exceeds u times the mass kept.
 
-Groups come from a short candidate list or from the whole vocabulary; both give the same numbers, so
-which way a row takes never shows in its token. The same order holds for rows without any bound.
+Groups come from a short candidate list, from the upper part of the vocabulary or from all of it;
+all give the same numbers, so which way a row takes never shows in its token. The same order holds
+for rows without any bound.
 """
 
 import math
@@ -21,6 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from laneway.engine.jit import inner
+
+_SUM_ERROR = 1e-9
+"""Above what adding up a vocabulary in float64 can lose, relatively."""
 
 
 @inner
@@ -105,3 +109,42 @@ def pick(
             return group, index
         mass = after
     return groups - 1, sizes[groups - 1] - 1
+
+
+@inner
+def settle(
+    sizes: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    groups: int,
+    top_p: float,
+    u: float,
+    rest: float,
+) -> tuple[int, int]:
+    """Cut by top_p and draw; return (group, index in it) of the entry that u selects.
+
+    ``rest`` bounds the mass of entries that come after all groups and are not in them. Returns
+    (-1, -1) if the answer is not the same for every such mass.
+    Shapes: sizes i64[groups] (one may shrink), weights f64[groups].
+    Why both ends are enough: cut and draw never go up the order as the whole mass grows.
+    """
+    known = total_mass(sizes, weights, groups)
+    if rest == 0.0:
+        mass = known
+        if top_p < 1.0:
+            groups, mass = cut_top_p(sizes, weights, groups, top_p * known)
+        return pick(sizes, weights, groups, u * mass)
+    most = (known + rest) * (1.0 + _SUM_ERROR)
+    if top_p >= 1.0:
+        if not u * most < known:
+            return -1, -1
+        first = pick(sizes, weights, groups, u * known)
+        last = pick(sizes, weights, groups, u * most)
+        return last if first == last else (-1, -1)
+    if not top_p * most <= known:
+        return -1, -1
+    longest, mass = cut_top_p(sizes, weights, groups, top_p * most)
+    size = sizes[longest - 1]
+    shortest, mass = cut_top_p(sizes, weights, longest, top_p * known)
+    if shortest != longest or sizes[longest - 1] != size:
+        return -1, -1
+    return pick(sizes, weights, longest, u * mass)

@@ -5,12 +5,12 @@ into its callers. `entry` marks a function that Python calls; its machine code i
 numba's disk cache notices a change of the file that holds the entry point but not of the functions
 the entry point calls, so an edit there would go on running the old code. An entry point therefore
 carries in its cache name a digest of everything it can reach: bytecode, constants and compiler
-options of itself and of each inner function, however deep.
+options of itself and of each inner function, however deep, and of what builds intrinsics.
 """
 
 import hashlib
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
@@ -29,14 +29,13 @@ def inner(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], numba.njit(nogil=True, error_model="numpy")(function))
 
 
-def inner_fused(function: Callable[P, R]) -> Callable[P, R]:
-    """Compile as `inner`, with multiply and add fused where the processor can.
+def inner_inlined(function: Callable[P, R]) -> Callable[P, R]:
+    """Compile as `inner`, and copy it into every place that calls it.
 
-    Why: for estimates whose error the caller bounds; results differ between processors in the last
-    bits. Never for a result, and never with numba's full fastmath, which reorders sums. What such a
-    function calls is compiled so too: it must not share helpers with functions that give results.
+    Why: to hand over an array costs more than the few instructions of a small function.
     """
-    return cast(Callable[P, R], numba.njit(nogil=True, fastmath={"contract"})(function))
+    compiled = numba.njit(nogil=True, error_model="numpy", forceinline=True)(function)
+    return cast(Callable[P, R], compiled)
 
 
 def entry(function: Callable[P, R]) -> Callable[P, R]:
@@ -48,19 +47,33 @@ def entry(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _absorb(function: Any, digest: "hashlib.blake2b", seen: set[str]) -> None:
-    """Feed bytecode, constants and, in turn, every reachable inner function into a digest."""
-    plain = getattr(function, "py_func", function)
+    """Feed bytecode, constants and, in turn, every reachable function into a digest.
+
+    Why also functions that are not compiled: an intrinsic is built by them.
+    """
+    plain = getattr(function, "py_func", getattr(function, "__wrapped__", function))
     code = getattr(plain, "__code__", None)
     name = f"{getattr(plain, '__module__', '')}.{getattr(plain, '__qualname__', '')}"
     if not isinstance(code, CodeType) or name in seen:
         return
     seen.add(name)
-    digest.update(code.co_code)
-    digest.update(repr((code.co_consts, code.co_names)).encode())
     digest.update(repr(getattr(function, "targetoptions", None)).encode())
+    _absorb_code(code, plain.__globals__, digest, seen)
+
+
+def _absorb_code(
+    code: CodeType, scope: dict[str, Any], digest: "hashlib.blake2b", seen: set[str]
+) -> None:
+    """Feed code, the code of functions made inside it, and what both name, into a digest."""
+    digest.update(code.co_code)
+    plain = tuple(constant for constant in code.co_consts if not isinstance(constant, CodeType))
+    digest.update(repr((plain, code.co_names)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _absorb_code(constant, scope, digest, seen)
     for used in code.co_names:
-        value = plain.__globals__.get(used)
+        value = scope.get(used)
         if isinstance(value, bool | int | float | tuple | np.generic):
             digest.update(f"{used}={value!r}".encode())
-        elif hasattr(value, "py_func"):
+        elif isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
             _absorb(value, digest, seen)

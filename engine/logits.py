@@ -20,12 +20,14 @@ ROW_PARAMETERS (G17); a single +inf is drawn with certainty. Kernels take arrays
 GIL is released while they run.
 """
 
+from typing import Any, cast
+
 import numpy as np
 from numpy.typing import NDArray
 
 from laneway.engine.adjusting import (
     ALLOWED,
-    Asked,
+    KINDS,
     Touched,
     clear,
     hide,
@@ -33,7 +35,6 @@ from laneway.engine.adjusting import (
     value_touched,
 )
 from laneway.engine.bf16 import (
-    BLOCK,
     ROW_OK,
     ROW_PARAMETERS,
     fault_of,
@@ -45,7 +46,8 @@ from laneway.engine.choosing import choose
 from laneway.engine.draw import uniform
 from laneway.engine.inputs import NO_TOKEN
 from laneway.engine.jit import entry, inner
-from laneway.engine.logprobs import Logprobs, allocate_logprobs, tell_logprobs
+from laneway.engine.logprobs import Logprobs, allocate_logprobs, tell_most_likely
+from laneway.engine.masks import nth_of_number
 from laneway.engine.merging import choose_greedy, choose_merged
 from laneway.engine.sampling import GREEDY_BELOW, Sampling
 from laneway.engine.sampling_arrays import (
@@ -54,6 +56,11 @@ from laneway.engine.sampling_arrays import (
     SamplerScratch,
     SamplingArrays,
 )
+from laneway.engine.scratch import Scratch
+
+_LOGITS, _TOKEN, _STATUS = np.dtype(np.uint16), np.dtype(np.int32), np.dtype(np.int8)
+_NO_LOGPROBS = allocate_logprobs(0)
+_Arrays = tuple[Any, ...]
 
 
 def sample_rows(
@@ -73,45 +80,24 @@ def sample_rows(
     Source: R2.6, R14.5, serving rules of sampling (order, ranges, ties).
     """
     rows = _check_logits(logits, scratch.vocabulary)
-    _check_rows("tokens", tokens, rows, np.int32)
-    _check_rows("status", status, rows, np.int8)
-    if sampling.wanted.size != rows:
-        raise ValueError(f"sampling has {sampling.wanted.size} rows, logits have {rows}")
-    if logprobs is None:
-        if (sampling.logprobs >= 0).any():
-            raise ValueError("a row asks for log-probabilities: give them room")
-    elif len(logprobs.lengths) != rows:
+    _check_rows("tokens", tokens, rows, _TOKEN)
+    _check_rows("status", status, rows, _STATUS)
+    if len(sampling.requests) != rows:
+        raise ValueError(f"sampling has {len(sampling.requests)} rows, logits have {rows}")
+    if logprobs is not None and len(logprobs.lengths) != rows:
         raise ValueError(f"logprobs have {len(logprobs.lengths)} rows, logits have {rows}")
-    _sample(
-        logits.view(np.int16),
-        sampling.wanted,
-        sampling.temperature,
-        sampling.top_k,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.seed,
-        sampling.position,
-        sampling.asked(),
-        scratch.block_max,
-        scratch.candidates,
-        scratch.counts,
-        scratch.values,
-        scratch.sizes,
-        scratch.weights,
-        scratch.lanes,
-        scratch.touched,
+    if not _sample(
+        logits,
+        sampling.requests,
+        sampling.lists.ids,
+        sampling.lists.values,
         tokens,
         status,
-    )
-    if logprobs is not None:
-        tell_logprobs(
-            logits.view(np.int16),
-            sampling.logprobs,
-            tokens,
-            scratch.block_max,
-            scratch.wide_lanes,
-            logprobs,
-        )
+        *cast(_Arrays, _NO_LOGPROBS if logprobs is None else logprobs),
+        *cast(_Arrays, scratch.arrays),
+        *cast(_Arrays, scratch.touched),
+    ):
+        raise ValueError("a row asks for log-probabilities: give them room")
 
 
 def argmax_rows(
@@ -125,9 +111,9 @@ def argmax_rows(
     Shapes: as for sample_rows. Raises: ValueError if an array does not fit.
     """
     rows = _check_logits(logits, scratch.vocabulary)
-    _check_rows("tokens", tokens, rows, np.int32)
-    _check_rows("status", status, rows, np.int8)
-    _argmax(logits.view(np.int16), scratch.block_max, tokens, status)
+    _check_rows("tokens", tokens, rows, _TOKEN)
+    _check_rows("status", status, rows, _STATUS)
+    _argmax(logits, scratch.arrays.block_max, tokens, status)
 
 
 def numeric_scan(
@@ -139,8 +125,8 @@ def numeric_scan(
     Raises: ValueError if an array does not fit.
     """
     rows = _check_logits(logits, scratch.vocabulary)
-    _check_rows("status", status, rows, np.int8)
-    _numeric_scan(logits.view(np.int16), scratch.block_max, status)
+    _check_rows("status", status, rows, _STATUS)
+    _numeric_scan(logits, scratch.arrays.block_max, status)
 
 
 def warm_up(vocabulary: int) -> None:
@@ -157,157 +143,169 @@ def warm_up(vocabulary: int) -> None:
 
 def _check_logits(logits: NDArray[np.uint16], vocabulary: int) -> int:
     """Return the number of rows. Raises: ValueError if the array is not BF16 rows of this size."""
-    if logits.dtype != np.uint16 or logits.ndim != 2 or not logits.flags.c_contiguous:
+    if logits.dtype != _LOGITS or logits.ndim != 2 or not logits.flags.c_contiguous:
         raise ValueError("logits must be contiguous uint16[rows, vocabulary]")
-    if logits.shape[1] != vocabulary:
-        raise ValueError(f"logits have {logits.shape[1]} entries a row, scratch has {vocabulary}")
-    return len(logits)
+    rows, size = cast(tuple[int, int], logits.shape)
+    if size != vocabulary:
+        raise ValueError(f"logits have {size} entries a row, scratch has {vocabulary}")
+    return rows
 
 
 def _check_rows(
-    name: str, array: NDArray[np.int32] | NDArray[np.int8], rows: int, dtype: type[np.generic]
+    name: str, array: NDArray[np.int32] | NDArray[np.int8], rows: int, dtype: np.dtype[np.generic]
 ) -> None:
     """Refuse an output array that is not one entry a row. Raises: ValueError."""
     if array.dtype != dtype or array.shape != (rows,) or not array.flags.c_contiguous:
-        raise ValueError(f"{name} must be contiguous {np.dtype(dtype)}[{rows}]")
+        raise ValueError(f"{name} must be contiguous {dtype}[{rows}]")
 
 
 @entry
 def _sample(
-    logits: NDArray[np.int16],
-    wanted: NDArray[np.int8],
-    temperature: NDArray[np.float64],
-    top_k: NDArray[np.int64],
-    top_p: NDArray[np.float64],
-    min_p: NDArray[np.float64],
-    seed: NDArray[np.uint64],
-    position: NDArray[np.int64],
-    asked: Asked,
+    logits: NDArray[np.uint16],
+    requests: NDArray[np.void],
+    ids: NDArray[np.int32],
+    values: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+    status: NDArray[np.int8],
+    told_ids: NDArray[np.int32],
+    told_values: NDArray[np.float64],
+    told_lengths: NDArray[np.int64],
     block_max: NDArray[np.int16],
     candidates: NDArray[np.uint64],
     counts: NDArray[np.int32],
-    values: NDArray[np.float64],
+    group_values: NDArray[np.float64],
     sizes: NDArray[np.int64],
     weights: NDArray[np.float64],
-    lanes: NDArray[np.float32],
-    touched: Touched,
-    tokens: NDArray[np.int32],
-    status: NDArray[np.int8],
-) -> None:
-    """Do the stages of the module docstring for every row."""
+    exponentials: NDArray[np.float64],
+    marks: NDArray[np.int32],
+    bits: NDArray[np.uint64],
+    touched_ids: NDArray[np.int32],
+    outputs: NDArray[np.int32],
+    flags: NDArray[np.uint8],
+    bias: NDArray[np.float32],
+    raw: NDArray[np.int16],
+    numbers: NDArray[np.float32],
+    words: NDArray[np.uint32],
+    entries: NDArray[np.uint64],
+) -> bool:
+    """Do the stages of the module docstring for every row; return whether logprobs have room.
+
+    Why so many arrays: to take a named tuple of arrays apart costs several times what they cost.
+    """
+    scratch = Scratch(block_max, candidates, counts, group_values, sizes, weights, exponentials)
+    touched = Touched(marks, bits, touched_ids, outputs, flags, bias, raw, numbers, words, entries)
+    room = told_lengths.size == logits.shape[0]
     for r in range(logits.shape[0]):
+        if requests[r].logprobs >= 0 and not room:
+            return False
+    for r in range(logits.shape[0]):
+        row = logits[r].view(np.int16)
+        asked = requests[r]
         tokens[r] = NO_TOKEN
         status[r] = ROW_OK
-        if wanted[r] == WANT_NOTHING:
+        if room:
+            told_lengths[r] = 0
+        if asked.wanted == WANT_NOTHING:
             continue
-        row = logits[r]
         top_block = scan_blocks(row, block_max)
         if top_block < 0:
             status[r] = fault_of(row)
             continue
-        if wanted[r] == WANT_SCAN:
+        if asked.wanted == WANT_SCAN:
             continue
-        if not _in_range(temperature[r], top_k[r], top_p[r], min_p[r], position[r]):
+        if not _in_range(asked):
             status[r] = ROW_PARAMETERS
             continue
-        u = uniform(seed[r], np.uint64(position[r]))
-        if asked.spans[r, :, 1].any():
-            tokens[r] = _adjust_and_choose(
+        log_mass = 0.0
+        length = 0
+        if asked.logprobs >= 0:
+            highest = widen(block_max[top_block])
+            log_mass, length = tell_most_likely(
                 row,
-                temperature[r],
-                top_k[r],
-                top_p[r],
-                min_p[r],
-                u,
-                top_block,
-                r,
-                asked,
-                touched,
                 block_max,
-                candidates,
-                counts,
-                values,
-                sizes,
-                weights,
-                lanes,
+                highest,
+                asked.logprobs,
+                exponentials,
+                told_ids[r],
+                told_values[r],
             )
-            if tokens[r] == NO_TOKEN:
-                status[r] = ROW_PARAMETERS
-        elif temperature[r] < GREEDY_BELOW:
-            tokens[r] = _first_highest(row, block_max, top_block)
-        else:
-            tokens[r] = choose(
-                row,
-                temperature[r],
-                top_k[r],
-                top_p[r],
-                min_p[r],
-                u,
-                top_block,
-                block_max,
-                candidates,
-                counts,
-                values,
-                sizes,
-                weights,
-                lanes,
-            )
+        token = _choose(row, asked, ids, values, top_block, touched, scratch)
+        if token == NO_TOKEN:
+            status[r] = ROW_PARAMETERS
+        elif asked.logprobs >= 0:
+            told_ids[r, 0] = token
+            told_values[r, 0] = widen(order_key(row[token])) - log_mass
+            told_lengths[r] = length
+        tokens[r] = token
+    return True
+
+
+@inner
+def _choose(
+    row: NDArray[np.int16],
+    asked: Any,
+    ids: NDArray[np.int32],
+    values: NDArray[np.float32],
+    top_block: int,
+    touched: Touched,
+    scratch: Scratch,
+) -> int:
+    """Return the token of a row that was scanned, or NO_TOKEN if its parameters leave none."""
+    adjusted = False
+    for kind in range(KINDS):
+        adjusted = adjusted or asked.spans[kind, 1] > 0
+    if adjusted:
+        return _adjust_and_choose(row, asked, ids, values, touched, scratch)
+    if asked.temperature < GREEDY_BELOW:
+        return nth_of_number(row, scratch.block_max, scratch.block_max[top_block], 0)
+    return choose(
+        row,
+        asked.temperature,
+        asked.top_k,
+        asked.top_p,
+        asked.min_p,
+        uniform(asked.seed, np.uint64(asked.position)),
+        top_block,
+        touched.bits,
+        scratch,
+    )
 
 
 @inner
 def _adjust_and_choose(
     row: NDArray[np.int16],
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    u: float,
-    top_block: int,
-    r: int,
-    asked: Asked,
+    asked: Any,
+    ids: NDArray[np.int32],
+    values: NDArray[np.float32],
     touched: Touched,
-    block_max: NDArray[np.int16],
-    candidates: NDArray[np.uint64],
-    counts: NDArray[np.int32],
-    values: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    lanes: NDArray[np.float32],
+    scratch: Scratch,
 ) -> int:
     """Return the token of a row with adjustments, or NO_TOKEN if they leave none (G17)."""
-    raw_highest = widen(block_max[top_block])
-    restricted = asked.spans[r, ALLOWED, 1] > 0
-    count = touch(asked, r, touched)
+    restricted = asked.spans[ALLOWED, 1] > 0
+    count = touch(row, asked, ids, values, touched)
     if count < 0:
         return NO_TOKEN
-    left, infinite, certain = value_touched(row, asked, r, touched, count)
+    left, infinite, certain = value_touched(asked, touched, count)
     token = NO_TOKEN
     if left >= 0 and infinite == 1:
         token = certain
     elif infinite == 0 and (left > 0 or (left == 0 and not restricted and count < row.size)):
-        hide(row, block_max, touched, count, restricted)
-        if temperature < GREEDY_BELOW:
-            token = choose_greedy(row, block_max, touched, left)
+        hide(row, scratch.block_max, touched, count, restricted)
+        if asked.temperature < GREEDY_BELOW:
+            token = choose_greedy(row, scratch.block_max, touched, left)
         else:
             token = choose_merged(
                 row,
-                temperature,
-                top_k,
-                top_p,
-                min_p,
-                u,
-                raw_highest,
-                block_max,
+                asked.temperature,
+                asked.top_k,
+                asked.top_p,
+                asked.min_p,
+                uniform(asked.seed, np.uint64(asked.position)),
                 touched,
                 count,
                 left,
                 restricted,
-                candidates,
-                counts,
-                values,
-                sizes,
-                weights,
-                lanes,
+                scratch,
             )
     clear(touched, count)
     return token
@@ -315,49 +313,42 @@ def _adjust_and_choose(
 
 @entry
 def _argmax(
-    logits: NDArray[np.int16],
+    logits: NDArray[np.uint16],
     block_max: NDArray[np.int16],
     tokens: NDArray[np.int32],
     status: NDArray[np.int8],
 ) -> None:
     """Take the first highest entry of every row."""
     for r in range(logits.shape[0]):
+        row = logits[r].view(np.int16)
         tokens[r] = NO_TOKEN
         status[r] = ROW_OK
-        top_block = scan_blocks(logits[r], block_max)
+        top_block = scan_blocks(row, block_max)
         if top_block < 0:
-            status[r] = fault_of(logits[r])
+            status[r] = fault_of(row)
         else:
-            tokens[r] = _first_highest(logits[r], block_max, top_block)
+            tokens[r] = nth_of_number(row, block_max, block_max[top_block], 0)
 
 
 @entry
 def _numeric_scan(
-    logits: NDArray[np.int16], block_max: NDArray[np.int16], status: NDArray[np.int8]
+    logits: NDArray[np.uint16], block_max: NDArray[np.int16], status: NDArray[np.int8]
 ) -> None:
     """Name what is not finite in every row."""
     for r in range(logits.shape[0]):
+        row = logits[r].view(np.int16)
         status[r] = ROW_OK
-        if scan_blocks(logits[r], block_max) < 0:
-            status[r] = fault_of(logits[r])
+        if scan_blocks(row, block_max) < 0:
+            status[r] = fault_of(row)
 
 
 @inner
-def _in_range(temperature: float, top_k: int, top_p: float, min_p: float, position: int) -> bool:
+def _in_range(asked: Any) -> bool:
     """Tell whether parameters can be computed with; a NaN is out of every range."""
-    return (
-        0.0 <= temperature < np.inf
-        and top_k >= -1
-        and 0.0 < top_p <= 1.0
-        and 0.0 <= min_p <= 1.0
-        and position >= 0
+    return bool(
+        0.0 <= asked.temperature < np.inf
+        and asked.top_k >= -1
+        and 0.0 < asked.top_p <= 1.0
+        and 0.0 <= asked.min_p <= 1.0
+        and asked.position >= 0
     )
-
-
-@inner
-def _first_highest(row: NDArray[np.int16], block_max: NDArray[np.int16], top_block: int) -> int:
-    """Return the lowest id among the highest entries, given the first block that holds one."""
-    for i in range(top_block * BLOCK, min((top_block + 1) * BLOCK, row.size)):
-        if order_key(row[i]) == block_max[top_block]:
-            return i
-    return NO_TOKEN

@@ -1,5 +1,6 @@
 """Arrays that the sampler's kernels work on: what is asked of the rows of a job, and scratch."""
 
+import struct
 from collections.abc import Sequence
 
 import attrs
@@ -13,14 +14,15 @@ from laneway.engine.adjusting import (
     MASKED,
     OUTPUT,
     PROMPT,
-    Asked,
     Touched,
     allocate_touched,
 )
-from laneway.engine.bf16 import BLOCK
 from laneway.engine.candidates import CANDIDATES_MAX
 from laneway.engine.histogram import BINS
+from laneway.engine.logprobs import exponentials
 from laneway.engine.sampling import LOGPROBS_MAX, Sampling
+from laneway.engine.scratch import Scratch
+from laneway.engine.vectors import BLOCK
 
 WANT_NOTHING = 0
 WANT_SCAN = 1
@@ -38,60 +40,82 @@ class TokenLists:
     used: int = 0
 
     def put(self, ids: Sequence[int], values: Sequence[float] | None = None) -> tuple[int, int]:
-        """Append a list; return (first, count)."""
+        """Append a list; return (first, count).
+
+        Why pack_into: a long history comes every time, and numpy takes three times as long for it.
+        """
         first, end = self.used, self.used + len(ids)
         if end > self.ids.size:
             size = max(end, 2 * self.ids.size)
             self.ids = np.resize(self.ids, size)
             self.values = np.resize(self.values, size)
-        self.ids[first:end] = ids
+        struct.pack_into(f"{len(ids)}i", self.ids.data, first * self.ids.itemsize, *ids)
         if values is not None:
             self.values[first:end] = values
         self.used = end
         return first, len(ids)
 
 
+REQUEST = np.dtype(
+    [
+        ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("seed", np.uint64),
+        ("top_k", np.int64),
+        ("position", np.int64),
+        ("logprobs", np.int64),
+        ("spans", np.int64, (KINDS, 2)),
+        ("repetition", np.float32),
+        ("frequency", np.float32),
+        ("presence", np.float32),
+        ("wanted", np.int8),
+    ],
+    align=True,
+)
+"""What is asked of one row.
+
+``wanted`` is one of WANT_*; ``position`` is absolute, of the token to be sampled; ``logprobs`` is
+-1 or how many of the most likely; ``spans[kind]`` is (first, count) of a list (adjusting.py).
+Why one record a row: handing an array to a kernel costs as much as drawing some tokens.
+"""
+
+
+def _field(name: str) -> property:
+    """Return a property: one field of all requests, as an array that writes through."""
+    return property(lambda arrays: arrays.requests[name])
+
+
 @attrs.frozen(kw_only=True)
 class SamplingArrays:
-    """Sampling parameters of the rows of one job, one array each, entry i for row i.
+    """Sampling parameters of the rows of one job: ``requests[i]`` (REQUEST) for row i.
 
-    Shapes: all [rows] but spans; wanted i8 (WANT_*), temperature, top_p, min_p f64, top_k i64, seed
-    u64, position i64 (absolute, of the token to be sampled), logprobs i64 (-1 or how many of the
-    most likely), repetition, frequency, presence f32; spans i64[rows, KINDS, 2] into ``lists``.
+    ``lists`` holds what the requests' spans point to.
     """
 
-    wanted: NDArray[np.int8]
-    temperature: NDArray[np.float64]
-    top_k: NDArray[np.int64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    seed: NDArray[np.uint64]
-    position: NDArray[np.int64]
-    logprobs: NDArray[np.int64]
-    repetition: NDArray[np.float32]
-    frequency: NDArray[np.float32]
-    presence: NDArray[np.float32]
-    spans: NDArray[np.int64]
+    requests: NDArray[np.void]
     lists: TokenLists
+
+    wanted = _field("wanted")
+    temperature = _field("temperature")
+    top_k = _field("top_k")
+    top_p = _field("top_p")
+    min_p = _field("min_p")
+    position = _field("position")
+    spans = _field("spans")
 
     @classmethod
     def allocate(cls, rows: int) -> "SamplingArrays":
-        """Make arrays for a number of rows, of which nothing is wanted yet."""
-        return cls(
-            wanted=np.zeros(rows, np.int8),
-            temperature=np.zeros(rows, np.float64),
-            top_k=np.zeros(rows, np.int64),
-            top_p=np.ones(rows, np.float64),
-            min_p=np.zeros(rows, np.float64),
-            seed=np.zeros(rows, np.uint64),
-            position=np.zeros(rows, np.int64),
-            logprobs=np.full(rows, -1, np.int64),
-            repetition=np.ones(rows, np.float32),
-            frequency=np.zeros(rows, np.float32),
-            presence=np.zeros(rows, np.float32),
-            spans=np.zeros((rows, KINDS, 2), np.int64),
-            lists=TokenLists(),
-        )
+        """Make room for a number of rows, of which nothing is wanted yet."""
+        requests = np.zeros(rows, REQUEST)
+        requests["top_p"] = 1.0
+        requests["logprobs"] = -1
+        requests["repetition"] = 1.0
+        return cls(requests=requests, lists=TokenLists())
+
+    def part(self, first: int, end: int) -> "SamplingArrays":
+        """Return the requests of some rows, as views."""
+        return SamplingArrays(requests=self.requests[first:end], lists=self.lists)
 
     def want_token(
         self,
@@ -113,19 +137,20 @@ class SamplingArrays:
         """
         if sampling.seed is None:
             raise ValueError("sampling needs a seed; the shell draws one at admission")
-        self.wanted[row] = WANT_TOKEN
-        self.temperature[row] = sampling.temperature
-        self.top_k[row] = sampling.top_k
-        self.top_p[row] = sampling.top_p
-        self.min_p[row] = sampling.min_p
-        self.seed[row] = sampling.seed
-        self.position[row] = position
-        self.logprobs[row] = -1 if logprobs is None else min(max(logprobs, 0), LOGPROBS_MAX)
+        request = self.requests[row]
+        request["wanted"] = WANT_TOKEN
+        request["temperature"] = sampling.temperature
+        request["top_k"] = sampling.top_k
+        request["top_p"] = sampling.top_p
+        request["min_p"] = sampling.min_p
+        request["seed"] = sampling.seed
+        request["position"] = position
+        request["logprobs"] = -1 if logprobs is None else min(max(logprobs, 0), LOGPROBS_MAX)
         with np.errstate(over="ignore"):  # a penalty beyond FP32 is infinite, which G17 answers
-            self.repetition[row] = sampling.repetition_penalty
-        self.frequency[row] = sampling.frequency_penalty
-        self.presence[row] = sampling.presence_penalty
-        spans, lists = self.spans[row], self.lists
+            request["repetition"] = sampling.repetition_penalty
+        request["frequency"] = sampling.frequency_penalty
+        request["presence"] = sampling.presence_penalty
+        spans, lists = request["spans"], self.lists
         spans[:] = 0
         if sampling.counts_prompt:
             spans[PROMPT] = lists.put(prompt)
@@ -147,17 +172,6 @@ class SamplingArrays:
         """Leave a row unread: it is inactive, or its numbers are not due yet."""
         self.wanted[row] = WANT_NOTHING
 
-    def asked(self) -> Asked:
-        """Return what the kernels need to know of adjustments."""
-        return Asked(
-            ids=self.lists.ids,
-            values=self.lists.values,
-            spans=self.spans,
-            repetition=self.repetition,
-            frequency=self.frequency,
-            presence=self.presence,
-        )
-
 
 @attrs.frozen(kw_only=True)
 class SamplerScratch:
@@ -167,14 +181,7 @@ class SamplerScratch:
     """
 
     vocabulary: int
-    block_max: NDArray[np.int16]
-    candidates: NDArray[np.uint64]
-    counts: NDArray[np.int32]
-    values: NDArray[np.float64]
-    sizes: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    lanes: NDArray[np.float32]
-    wide_lanes: NDArray[np.float64]
+    arrays: Scratch
     touched: Touched
 
     @classmethod
@@ -183,15 +190,13 @@ class SamplerScratch:
         if not 0 < vocabulary <= 2**31 - 1:
             raise ValueError(f"vocabulary must be within 1 and 2^31-1, not {vocabulary}")
         groups = max(vocabulary, BINS)
-        return cls(
-            vocabulary=vocabulary,
+        arrays = Scratch(
             block_max=np.zeros(-(-vocabulary // BLOCK), np.int16),
             candidates=np.zeros(CANDIDATES_MAX, np.uint64),
             counts=np.zeros(BINS, np.int32),
             values=np.zeros(groups, np.float64),
             sizes=np.zeros(groups, np.int64),
             weights=np.zeros(groups, np.float64),
-            lanes=np.zeros(BLOCK, np.float32),
-            wide_lanes=np.zeros(BLOCK, np.float64),
-            touched=allocate_touched(vocabulary),
+            exponentials=exponentials(),
         )
+        return cls(vocabulary=vocabulary, arrays=arrays, touched=allocate_touched(vocabulary))

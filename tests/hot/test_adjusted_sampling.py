@@ -73,7 +73,8 @@ def run(
     told = allocate_logprobs(count)
     logits.sample_rows(rows, arrays, scratch, tokens, status, told)
     assert not scratch.touched.marks.any()
-    assert not scratch.counts.any()
+    assert not scratch.touched.bits.any()
+    assert not scratch.arrays.counts.any()
     return tokens, status, told, scratch
 
 
@@ -371,6 +372,24 @@ def test_logprobs_of_a_full_vocabulary_and_by_hand() -> None:
     ids, values = zip(*told.of_row(0), strict=True)
     assert ids == (0, 0, 1)
     assert values == pytest.approx([-np.log(4.0)] * 3, abs=1e-12)
+
+
+@pytest.mark.parametrize("highest", [-3e38, -650.0, -600.0, -599.0, 599.0, 600.0, 650.0, 3e38])
+def test_logprobs_of_rows_that_are_far_from_zero(highest: float) -> None:
+    """On both sides of where exponentials are no longer looked up."""
+    rng = np.random.default_rng(7)
+    row = to_bits(highest - rng.exponential(abs(highest) * 0.01, 1001))
+    row[700] = to_bits(np.array([highest]))[0]
+    ask = Ask(sampling=Sampling(temperature=0.0, seed=2), position=1, logprobs=3)
+    tokens, _, told, _ = run(row[None], [ask])
+    expected = logprobs(row, int(tokens[0]), 3)
+    assert [token for token, _ in told.of_row(0)] == [token for token, _ in expected]
+    np.testing.assert_allclose(
+        [value for _, value in told.of_row(0)],
+        [value for _, value in expected],
+        rtol=1e-11,
+        atol=1e-11,
+    )
 
 
 def test_logprobs_are_those_before_adjustment() -> None:

@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -17,8 +18,10 @@ from support.random_rows import (
 )
 from support.slow_sampler import Bits, drawn, kept, reference, to_numbers, uniform
 
-from laneway.engine import bf16, bounds, groups, logits
+from laneway.adapters.sampling_threads import SamplingThreads
+from laneway.engine import bf16, groups, logits
 from laneway.engine.inputs import NO_TOKEN
+from laneway.engine.logprobs import allocate_logprobs
 from laneway.engine.sampling import Sampling
 from laneway.engine.sampling_arrays import SamplerScratch, SamplingArrays
 
@@ -280,23 +283,6 @@ def test_tokens_do_not_depend_on_batch_order_scratch_or_thread() -> None:
     np.testing.assert_array_equal(rows, before)
 
 
-@pytest.mark.parametrize("temperature", [0.05, 0.5, 0.8, 1.0, 2.0, 30.0])
-@pytest.mark.parametrize("size", [200, 5003, QWEN3_VOCABULARY])
-def test_mass_bounds_hold_the_float64_mass(size: int, temperature: float) -> None:
-    rng = np.random.default_rng(size)
-    for values in (peaked(rng, size), rng.normal(0.0, 1.0, size), rng.normal(-50.0, 20.0, size)):
-        bits = to_bits(values)
-        x = to_numbers(bits)
-        mass = float(np.exp((x - x.max()) / temperature).sum())
-        block_max = np.zeros(-(-size // bf16.BLOCK), np.int16)
-        row = bits.view(np.int16)
-        bf16.scan_blocks(row, block_max)
-        lanes = np.zeros(bf16.BLOCK, np.float32)
-        low, high = bounds.mass_bounds(row, block_max, float(x.max()), temperature, lanes)
-        assert low <= mass <= high
-        assert high - low <= 2e-3 * mass
-
-
 def test_order_keys_rise_with_the_number() -> None:
     bits = np.arange(65536, dtype=np.uint16)
     bits = bits[(bits & 0x7FFF) <= FINITE_MAX]
@@ -337,3 +323,37 @@ def test_arrays_of_another_form_are_refused() -> None:
 def test_every_status_has_a_name() -> None:
     statuses = {v for k, v in vars(bf16).items() if k.startswith("ROW_") and isinstance(v, int)}
     assert set(bf16.ROW_STATUS_NAMES) == statuses
+
+
+def test_one_and_two_threads_give_the_same_tokens() -> None:
+    rng = np.random.default_rng(23)
+    size = 3000
+    for count in (0, 1, 2, 7, 240):
+        rows = np.array([random_row(rng, size) for _ in range(count)], np.uint16)
+        rows = rows.reshape(count, size)
+        arrays = SamplingArrays.allocate(count)
+        for row in range(count):
+            sampling, position = random_sampling(rng)
+            asked = attrs.evolve(sampling, frequency_penalty=float(rng.choice([0.0, 0.5])))
+            output = rng.integers(0, size, 50).tolist()
+            arrays.want_token(row, asked, position=position, output=output, logprobs=row % 3)
+        answers = []
+        for threads in (1, 2, 3):
+            pool = SamplingThreads(size, threads)
+            tokens, status = np.full(count, 99, np.int32), np.full(count, 99, np.int8)
+            told = allocate_logprobs(count)
+            pool.sample(rows, arrays, tokens, status, told)
+            pool.close()
+            pairs = [told.of_row(row) for row in range(count)]
+            answers.append((tokens.tolist(), status.tolist(), pairs))
+        assert answers[1] == answers[0] and answers[2] == answers[0]
+
+
+def test_an_error_on_another_thread_is_raised() -> None:
+    pool = SamplingThreads(200, 2)
+    arrays = SamplingArrays.allocate(2)
+    arrays.want_token(1, Sampling(seed=1), position=0, logprobs=1)
+    tokens, status = np.zeros(2, np.int32), np.zeros(2, np.int8)
+    with pytest.raises(ValueError, match="log-probabilities"):
+        pool.sample(np.zeros((2, 200), np.uint16), arrays, tokens, status)
+    pool.close()
