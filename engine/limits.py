@@ -37,8 +37,8 @@ class Limits:
 
     Prefill and decode: a prompt of more than ``long_prefill_threshold_tokens`` is long, and after
     ``short_turns_max`` short prefill jobs a long one that waits is next; prompts go together into a
-    job up to ``prefill_tokens_max``; a long one that may be split is, into ``prefill_chunk_tokens``;
-    each decode job pays off ``prefill_tokens_per_decode`` of prompt tokens run before it.
+    job up to ``prefill_tokens_max``; a long one that may be split is, into parts of
+    ``prefill_chunk_tokens``; each decode job pays off ``prefill_tokens_per_decode`` of prompt tokens run before it.
     ``tenant_weights`` are (tenant, weight), 1 where none is given; a step of priority is worth
     ``priority_step_tokens`` of service.
 
