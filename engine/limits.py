@@ -36,11 +36,11 @@ class Limits:
     A job has at most ``batch_rows_max`` rows, whatever its submodel takes.
 
     Prefill and decode: a prompt of more than ``long_prefill_threshold_tokens`` is long, and after
-    ``short_turns_max`` short prefill jobs a long one that waits is next; prompts go together into a
+    ``short_turns_max`` short prefill jobs a long one that waits is next. Prompts go together into a
     job up to ``prefill_tokens_max``; a long one that may be split is, into parts of
-    ``prefill_chunk_tokens``; each decode job pays off ``prefill_tokens_per_decode`` of prompt tokens run before it.
-    ``tenant_weights`` are (tenant, weight), 1 where none is given; a step of priority is worth
-    ``priority_step_tokens`` of service.
+    ``prefill_chunk_tokens``. Each decode job pays off ``prefill_tokens_per_decode`` of the prompt
+    tokens run before it. ``tenant_weights`` are (tenant, weight), 1 where none is given; a step of
+    priority is worth ``priority_step_tokens`` of service.
 
     Source: R5.3 (in-flight), R6.3 (rows), R5.4, R5.5 and E13 (queues), R7.2 and R14.1 (admission),
     E16 (hang rule), 9.2 rows 2, 3, 13, 17, 19 (retries), E22 (memory), E9 (memory kept for
