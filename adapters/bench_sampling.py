@@ -1,6 +1,6 @@
 """The suite ``sampling``.
 
-BF16 logits of a large vocabulary to tokens, against the read limit and llama.cpp (K1, K2, K4).
+BF16 logits of a large vocabulary to tokens, against the read limit and llama.cpp (K1 to K4).
 
 Every step reads rows that are not in a cache, as after a DMA: the rows are taken in turn from a
 ring larger than the last level. The read limit is one pass over the same bytes. The peer is
