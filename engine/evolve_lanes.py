@@ -63,8 +63,9 @@ def _bind(lane: LaneState, event: Event, index: int) -> None:
 
 
 def _reserve(lane: LaneState, event: Event, index: int) -> None:
-    by = event.data["by"]
-    lane.job = event.data["job"]
+    data = event.data
+    by = data["by"]
+    lane.job = data["job"]
     lane.reserved_tokens = lane.length_tokens + (by if isinstance(by, int) else by[index])
     lane.carried, lane.due = lane.due, ()
 

@@ -207,8 +207,7 @@ class Engine:
                 continue
             try:
                 self._guarded(lambda taken=taken: self._take(taken))  # type: ignore[misc]
-                while self._outbox:
-                    self._guarded(lambda: self._act(self._outbox.popleft()))
+                self._guarded(self._act_all)
             except Exception:
                 return  # logged and told to everybody by _guarded
         self._finish(EngineClosedError("the engine was closed"))
@@ -275,6 +274,11 @@ class Engine:
                 self._ended = True
         for subscription in self._subscriptions:
             subscription.put(step)
+
+    def _act_all(self) -> None:
+        """Carry out every effect that waits."""
+        while self._outbox:
+            self._act(self._outbox.popleft())
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
@@ -540,8 +544,8 @@ class Engine:
             if not self._wait_for(lambda: self._ended, timeout_s=timeout_s if drain else None):
                 self._inbox.ask(lambda: CloseRequested(drain=False), urgent=True)
                 self._wait_for(lambda: self._ended)
-        while not self._threads and self._failure is None and self._outbox:
-            self._guarded(lambda: self._act(self._outbox.popleft()))
+        if not self._threads and self._failure is None:
+            self._guarded(self._act_all)
         if not self._threads and self._failure is None:
             self._finish(EngineClosedError("the engine was closed"))
 
