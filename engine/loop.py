@@ -277,8 +277,9 @@ class Engine:
 
     def _act_all(self) -> None:
         """Carry out every effect that waits."""
-        while self._outbox:
-            self._act(self._outbox.popleft())
+        outbox = self._outbox
+        while outbox:
+            self._act(outbox.popleft())
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
@@ -291,9 +292,10 @@ class Engine:
 
     def _deliver(self, effect: Deliver) -> None:
         stream = self._streams[effect.request]
-        text = self._device.text(self._models_of[effect.request])
-        piece = text.take(effect.request, effect.position)
-        stream.deliver(effect.position, effect.token, piece, effect.logprobs)
+        request, position = effect.request, effect.position
+        text = self._device.text(self._models_of[request])
+        piece = text.take(request, position)
+        stream.deliver(position, effect.token, piece, effect.logprobs)
 
     def _conclude(self, effect: Conclude) -> None:
         stream = self._streams.pop(effect.request)

@@ -48,7 +48,8 @@ class Stream:
         self.has_text = has_text
         self._cancel = cancel
         self._drive = drive
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._sleeping = 0
         self._unread: deque[Delta] = deque()
         self._tokens: list[int] = []
@@ -149,17 +150,22 @@ class Stream:
         logprobs: tuple[tuple[int, float], ...] = (),
     ) -> None:
         """Add one durable token (engine thread)."""
-        with self._changed:
+        delta = Delta(position=position, token=token, text=text, logprobs=logprobs)
+        with self._lock:
             self._tokens.append(token)
             if logprobs:
                 self._logprobs.append(logprobs)
-            self._add(Delta(position=position, token=token, text=text, logprobs=logprobs))
+            self._text.append(text)
+            self._unread.append(delta)
+            if self._sleeping or self._waiters:
+                self._tell()
 
     def conclude(self, ending: Conclude, text: str) -> None:
         """Add what text was held back, and the ending (engine thread)."""
         with self._changed:
             if text:
-                self._add(Delta(position=len(self._tokens), token=None, text=text))
+                self._text.append(text)
+                self._unread.append(Delta(position=len(self._tokens), token=None, text=text))
             self._result = Result(
                 request=self.request,
                 tokens=tuple(self._tokens),
@@ -185,16 +191,9 @@ class Stream:
             self._broken = broken
             self._tell()
 
-    def _add(self, delta: Delta) -> None:
-        self._text.append(delta.text)
-        self._unread.append(delta)
-        self._tell()
-
     def _tell(self) -> None:
         if self._sleeping:
             self._changed.notify_all()
-        if not self._waiters:
-            return
         waiters, self._waiters = self._waiters, []
         for loop, arrival in waiters:
             if not loop.is_closed():
