@@ -109,17 +109,11 @@ def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:
     if is_end_token(draft.state, request, result.token):
         finish(draft, request, "stop")
         return False
-    draft.ask(
-        Deliver(
-            request=request.number,
-            position=len(request.tokens) - 1,
-            token=result.token,
-            logprobs=result.logprobs,
-        )
-    )
-    if result.stop_hit and len(request.tokens) >= request.min_tokens:
+    draft.ask(Deliver(request.number, len(request.tokens) - 1, result.token, result.logprobs))
+    count = len(request.tokens)
+    if result.stop_hit and count >= request.min_tokens:
         finish(draft, request, "stop")
-    elif len(request.tokens) >= request.max_tokens:
+    elif count >= request.max_tokens:
         finish(draft, request, "length")
     else:
         return request.state == "prefilling"

@@ -15,18 +15,27 @@ from laneway.statemachines import MACHINES
 
 JOBS_BETWEEN_READINGS = 1000
 DIFFERENCES_MAX = 1
+_JOB_FINAL = MACHINES["job"].final
 
 
 def ask_if_due(draft: Draft) -> None:
     """Ask for the counters when a job ended in this step and it is time to compare."""
     state = draft.state
-    ended = any(
-        event.machine == "job" and event.dest in MACHINES["job"].final for event in draft.events
-    )
-    if not ended or state.device.state not in USABLE or not state.device.counters_trusted:
+    if (
+        not _has_ended_job(draft)
+        or state.device.state not in USABLE
+        or not state.device.counters_trusted
+    ):
         return
     if _is_idle(state) or sum(counts(state)[1:]) % JOBS_BETWEEN_READINGS == 0:
         draft.ask(ReadCounters(asked=counts(state)))
+
+
+def _has_ended_job(draft: Draft) -> bool:
+    for event in draft.events:
+        if event.machine == "job" and event.dest in _JOB_FINAL:
+            return True
+    return False
 
 
 def _is_idle(state: State) -> bool:

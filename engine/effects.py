@@ -11,7 +11,7 @@ from laneway.engine.inputs import Trial
 from laneway.engine.sampling import Sampling
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class KvOperation:
     """One operation on a lane of the device bank; ``verb`` is RESERVE, COMMIT, ROLLBACK or RELEASE.
 
@@ -25,7 +25,7 @@ class KvOperation:
     transaction: int
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class SubmitRow:
     """One row of a job: the tokens of one sequence, run from position ``start`` on.
 
@@ -182,7 +182,7 @@ class CloseDevice:
     abandon: bool
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Deliver:
     """Hand one durable token of a request to its client.
 

@@ -11,7 +11,7 @@ from laneway.engine.evolve_requests import evolve_request
 from laneway.engine.inputs import CloseRequested, CountersRead, EngineStarted, Input
 from laneway.engine.ledger import difference
 from laneway.engine.ports import Step
-from laneway.engine.state import DeviceState, State, state_of
+from laneway.engine.state import DeviceState, State, entities_of, state_of
 from laneway.statemachines import MACHINES, Event, entity_name
 
 
@@ -50,9 +50,13 @@ def evolve(state: State, event: Event, taken: Input) -> None:
     Raises: IllegalTransitionError when an entity is not where the event says, or the table has no
     such edge.
     """
-    dest = MACHINES[event.machine].table.get((event.source, event.trigger))
+    machine, source = event.machine, event.source
+    declared = _TABLES[machine].get((source, event.trigger)) == event.dest
+    entities = None if machine == "device" else entities_of(state, machine)
     for number in event.entities:
-        if state_of(state, event.machine, number) != event.source or dest != event.dest:
+        entity = None if entities is None else entities.get(number)
+        found = entity.state if entity is not None else state_of(state, machine, number)
+        if found != source or not declared:
             raise IllegalTransitionError(
                 event.machine,
                 state_of(state, event.machine, number),
@@ -100,6 +104,7 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
         state.next_epoch = event.epoch + 1
 
 
+_TABLES = {name: machine.table for name, machine in MACHINES.items()}
 _EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
     "request": evolve_request,
     "job": evolve_job,

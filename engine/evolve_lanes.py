@@ -13,13 +13,15 @@ def evolve_lane(state: State, event: Event, taken: Input) -> None:
     move = _LANE_MOVES[event.trigger]
     if event.trigger == "evict":
         _end_run(state, event)
+    lanes, dest = state.lanes, event.dest
+    was_empty = event.source == "empty"
     for index, number in enumerate(event.entities):
-        lane = state.lanes[number]
-        if lane.state == "empty":
+        lane = lanes[number]
+        if was_empty:
             _take(state.models[lane.model].empty_lanes, number)
-        lane.state = event.dest
+        lane.state = dest
         move(lane, event, index)
-        if event.dest == "empty":
+        if dest == "empty":
             heapq.heappush(state.models[lane.model].empty_lanes, number)
     if event.trigger == "reserve":
         state.reserving += event.entities
@@ -63,17 +65,19 @@ def _bind(lane: LaneState, event: Event, index: int) -> None:
 
 
 def _reserve(lane: LaneState, event: Event, index: int) -> None:
-    by = event.data["by"]
-    lane.job = event.data["job"]
+    data = event.data
+    by = data["by"]
+    lane.job = data["job"]
     lane.reserved_tokens = lane.length_tokens + (by if isinstance(by, int) else by[index])
     lane.carried, lane.due = lane.due, ()
 
 
 def _commit(lane: LaneState, event: Event, index: int) -> None:
     lane.due = (kv_operation("COMMIT", lane),)
-    lane.length_tokens = lane.reserved_tokens
+    lane.length_tokens, lane.reserved_tokens = lane.reserved_tokens, 0
     lane.on_device = True
-    _end_reservation(lane)
+    lane.job = None
+    lane.carried = ()
 
 
 def _rollback(lane: LaneState, event: Event, index: int) -> None:

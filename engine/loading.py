@@ -16,6 +16,7 @@ from laneway.engine.inputs import (
     LoadRequested,
     ModelConfigured,
 )
+from laneway.engine.plan import takes_rows
 from laneway.engine.reserving import suspect
 from laneway.engine.state import ModelState, State
 
@@ -107,10 +108,12 @@ def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
     batch_max = max(submodel.batch_max for submodel in taken.submodels)
     if taken.lane_count < batch_max:
         return f"it has {taken.lane_count} lanes, its largest batch needs {batch_max}"
-    if taken.lane_rule == "undefined" and any(
-        taken.tasks[task][0].batch_max > 1 for task in ("prefill", "decode")
-    ):
-        return "it has no batch of 1 and says nothing of inactive lanes: nobody could run alone"
+    for task in ("prefill", "decode"):
+        if not any(takes_rows(state, taken, submodel, 1) for submodel in taken.tasks[task]):
+            return (
+                f"no {task} submodel may run one row alone: pack it with a batch of 1, or give"
+                " records for batch lanes and for its rule of inactive lanes (laneway probe)"
+            )
     return _refuse_trials(taken)
 
 

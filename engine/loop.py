@@ -207,8 +207,7 @@ class Engine:
                 continue
             try:
                 self._guarded(lambda taken=taken: self._take(taken))  # type: ignore[misc]
-                while self._outbox:
-                    self._guarded(lambda: self._act(self._outbox.popleft()))
+                self._guarded(self._act_all)
             except Exception:
                 return  # logged and told to everybody by _guarded
         self._finish(EngineClosedError("the engine was closed"))
@@ -276,6 +275,12 @@ class Engine:
         for subscription in self._subscriptions:
             subscription.put(step)
 
+    def _act_all(self) -> None:
+        """Carry out every effect that waits."""
+        outbox = self._outbox
+        while outbox:
+            self._act(outbox.popleft())
+
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
         if isinstance(effect, Deliver):
@@ -287,9 +292,10 @@ class Engine:
 
     def _deliver(self, effect: Deliver) -> None:
         stream = self._streams[effect.request]
-        text = self._device.text(self._models_of[effect.request])
-        piece = text.take(effect.request, effect.position)
-        stream.deliver(effect.position, effect.token, piece, effect.logprobs)
+        request, position = effect.request, effect.position
+        text = self._device.text(self._models_of[request])
+        piece = text.take(request, position)
+        stream.deliver(position, effect.token, piece, effect.logprobs)
 
     def _conclude(self, effect: Conclude) -> None:
         stream = self._streams.pop(effect.request)
@@ -540,8 +546,8 @@ class Engine:
             if not self._wait_for(lambda: self._ended, timeout_s=timeout_s if drain else None):
                 self._inbox.ask(lambda: CloseRequested(drain=False), urgent=True)
                 self._wait_for(lambda: self._ended)
-        while not self._threads and self._failure is None and self._outbox:
-            self._guarded(lambda: self._act(self._outbox.popleft()))
+        if not self._threads and self._failure is None:
+            self._guarded(self._act_all)
         if not self._threads and self._failure is None:
             self._finish(EngineClosedError("the engine was closed"))
 

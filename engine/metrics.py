@@ -232,11 +232,12 @@ class Metrics:
         if event.trigger == "reserve":
             by = event.data["by"]
             self.growth += (by,) * len(event.entities) if isinstance(by, int) else tuple(by)
-        for number in event.entities:
-            for model in self.models.values():
-                if model.resident and number in model.lane_numbers:
-                    model.lanes[event.source] -= 1
-                    model.lanes[event.dest] += 1
+        for model in self.models.values():
+            if model.resident:
+                moved = sum(map(model.lane_numbers.__contains__, event.entities))
+                if moved:
+                    model.lanes[event.source] -= moved
+                    model.lanes[event.dest] += moved
 
     def _take_buffer(self, event: Event, step: Step) -> None:
         for number in event.entities:

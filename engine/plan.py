@@ -11,7 +11,7 @@ from laneway.engine.state import State
 USABLE = ("serving", "degraded", "draining")
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class PlanRow:
     """One row of a plan: ``tokens`` of an owner (a request, or a run of a trial) from ``start`` on.
 
@@ -104,19 +104,29 @@ def validate(state: State, chosen: Plan) -> None:
         if not holds:
             raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
     for row in chosen.rows:
-        lane = state.lanes[row.lane]
-        end_tokens = row.start + len(row.tokens)
-        owned = (lane.origin, lane.owner) == (chosen.origin, row.owner)
-        whole = row.start == 0 or chosen.task == "decode" or submodel.incremental
-        row_rules = (
-            (lane.model == chosen.model, "E15: lane of the model"),
-            (lane.state == ("empty" if row.bind else "ready"), "E12, E15: lane state"),
-            (row.bind or owned, "E15: lane owner"),
-            (row.start == lane.length_tokens, "R7.3: length before"),
-            (1 <= len(row.tokens) <= submodel.tokens_max, "R2.1: tokens of the task"),
-            (whole, "R5.5: a split prompt"),
-            (end_tokens <= facts.context_tokens, "E18: room in the lane"),
-        )
-        for holds, rule in row_rules:
-            if not holds:
-                raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
+        rule = _broken_rule(state, chosen, row, facts, submodel)
+        if rule:
+            raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
+
+
+def _broken_rule(
+    state: State, chosen: Plan, row: PlanRow, facts: ArtifactValidated, submodel: SubmodelFacts
+) -> str:
+    """Return the first rule that a row of a plan breaks, or ""."""
+    lane = state.lanes[row.lane]
+    count = len(row.tokens)
+    if lane.model != chosen.model:
+        return "E15: lane of the model"
+    if lane.state != ("empty" if row.bind else "ready"):
+        return "E12, E15: lane state"
+    if not row.bind and (lane.owner != row.owner or lane.origin != chosen.origin):
+        return "E15: lane owner"
+    if row.start != lane.length_tokens:
+        return "R7.3: length before"
+    if not 1 <= count <= submodel.tokens_max:
+        return "R2.1: tokens of the task"
+    if row.start and chosen.task != "decode" and not submodel.incremental:
+        return "R5.5: a split prompt"
+    if row.start + count > facts.context_tokens:
+        return "E18: room in the lane"
+    return ""

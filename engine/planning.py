@@ -23,6 +23,8 @@ def plan(draft: Draft) -> None:
 
 def choose(state: State) -> Plan | None:
     """Return the next plan, or None when the device is to be given nothing now."""
+    if len(state.jobs) >= state.limits.inflight_jobs_max:
+        return None  # seen at once, since every decision asks
     if len(state.jobs) >= inflight_ceiling(state):
         return None
     if state.now_ns < state.device.backoff_until_ns:
@@ -90,27 +92,24 @@ def _submit_row(state: State, chosen: Plan, row: PlanRow) -> SubmitRow:
     request = state.requests[row.owner]
     sampling = row.sampling
     if sampling is None:
-        return SubmitRow(
-            lane=row.lane, owner=row.owner, tokens=row.tokens, start=row.start, sampling=None
-        )
+        return SubmitRow(row.lane, row.owner, row.tokens, row.start, None)
+    generated = len(request.tokens)
     return SubmitRow(
-        lane=row.lane,
-        owner=row.owner,
-        tokens=row.tokens,
-        start=row.start,
-        sampling=sampling,
-        generated=len(request.tokens),
-        prompt=request.prompt if sampling.counts_prompt else (),
-        output=tuple(request.tokens) if sampling.counts_output else (),
-        masked=_masked(state, request),
-        logprobs=request.logprobs,
+        row.lane,
+        row.owner,
+        row.tokens,
+        row.start,
+        sampling,
+        generated,
+        request.prompt if sampling.counts_prompt else (),
+        tuple(request.tokens) if sampling.counts_output else (),
+        () if generated >= request.min_tokens else _masked(state, request),
+        request.logprobs,
     )
 
 
 def _masked(state: State, request: RequestState) -> tuple[int, ...]:
     """Return the tokens that would end a request that has not its least number of tokens yet."""
-    if len(request.tokens) >= request.min_tokens:
-        return ()
     facts = state.models[request.model].facts
     assert facts is not None
     return tuple(token for token in end_tokens(state, request) if token < facts.vocabulary)

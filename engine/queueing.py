@@ -24,6 +24,7 @@ into one job up to a token budget; the long class goes alone.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import attrgetter
 
 from laneway.engine.capability import chunked_prefill
 from laneway.engine.inputs import SubmodelFacts
@@ -80,13 +81,9 @@ def _choose_decode(state: State, model: ModelState) -> Plan | None:
 
 def _decode_row(state: State, request: RequestState) -> PlanRow:
     assert request.lane is not None
+    start = state.lanes[request.lane].length_tokens
     return PlanRow(
-        lane=request.lane,
-        owner=request.number,
-        tokens=(request.tokens[-1],),
-        start=state.lanes[request.lane].length_tokens,
-        sampling=request.sampling,
-        bind=False,
+        request.lane, request.number, (request.tokens[-1],), start, request.sampling, False
     )
 
 
@@ -269,7 +266,7 @@ def free_buffer(model: ModelState, submodel: SubmodelFacts) -> int | None:
 
 
 def _plan(model: ModelState, task: str, buffer: int, rows: list[PlanRow]) -> Plan:
-    ordered = tuple(sorted(rows, key=lambda row: row.lane))
+    ordered = tuple(sorted(rows, key=attrgetter("lane")))
     return Plan(task=task, origin="request", model=model.number, buffer=buffer, rows=ordered)
 
 

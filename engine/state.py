@@ -12,6 +12,7 @@ lanes and buffers.
 import copy as copying
 from collections import deque
 from collections.abc import Callable, Hashable
+from operator import attrgetter
 from typing import Any
 
 import attrs
@@ -298,7 +299,7 @@ def state_of(state: State, machine: str, number: int) -> str:
     """
     if machine == "device":
         return state.device.state
-    entity = _TABLES[machine](state).get(number)
+    entity = entities_of(state, machine).get(number)
     if entity is not None:
         return str(entity.state)
     if machine in ("lane", "buffer"):
@@ -306,12 +307,13 @@ def state_of(state: State, machine: str, number: int) -> str:
     return MACHINES[machine].initial
 
 
-_TABLES: dict[str, Callable[[State], dict[int, Any]]] = {
-    "request": lambda state: state.requests,
-    "job": lambda state: state.jobs,
-    "buffer": lambda state: state.buffers,
-    "lane": lambda state: state.lanes,
-    "model": lambda state: state.models,
+def entities_of(state: State, machine: str) -> dict[int, Any]:
+    """Return the entities of a machine that exist, by number (every machine but the device)."""
+    return _TABLES[machine](state)  # type: ignore[no-any-return]
+
+
+_TABLES: dict[str, Callable[[State], Any]] = {
+    name: attrgetter(f"{name}s") for name in ("request", "job", "buffer", "lane", "model")
 }
 
 
@@ -355,7 +357,10 @@ def is_end_token(state: State, request: RequestState, token: int) -> bool:
 
     Why min_tokens is not asked: until then these tokens are masked and cannot be sampled.
     """
-    return token in end_tokens(state, request)
+    if token in request.stop_token_ids:
+        return True
+    facts = state.models[request.model].facts
+    return not request.ignore_eos and facts is not None and token in facts.end_tokens
 
 
 def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
@@ -368,10 +373,4 @@ def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
 
 def kv_operation(verb: str, lane: LaneState) -> KvOperation:
     """Return the device operation that ``verb`` means for the lane's present reservation."""
-    return KvOperation(
-        verb=verb,
-        lane=lane.number,
-        from_tokens=lane.length_tokens,
-        to_tokens=lane.reserved_tokens,
-        transaction=lane.job or 0,
-    )
+    return KvOperation(verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0)

@@ -48,7 +48,9 @@ class Stream:
         self.has_text = has_text
         self._cancel = cancel
         self._drive = drive
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._sleeping = 0
         self._unread: deque[Delta] = deque()
         self._tokens: list[int] = []
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
@@ -74,7 +76,7 @@ class Stream:
         while self._drive is not None and not self._over():
             self._drive()
         with self._changed:
-            if not self._changed.wait_for(self._over, timeout=timeout_s):
+            if not self._sleep_until(self._over, timeout_s):
                 raise TimeoutError(f"request/{self.request} has not ended in {timeout_s} s")
             if self._result is None:
                 assert self._broken is not None
@@ -87,7 +89,7 @@ class Stream:
             while self._drive is not None and not self._unread and not self._over():
                 self._drive()
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._unread) or self._over())
+                self._sleep_until(lambda: bool(self._unread) or self._over(), None)
                 delta = self._unread.popleft() if self._unread else None
             if delta is None:
                 self._finish_reading()
@@ -116,6 +118,18 @@ class Stream:
                 self._finish_reading()
                 return
 
+    def _sleep_until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Wait under the lock; return whether it is done. Those who sleep are counted.
+
+        Why: a token is delivered far more often than somebody waits for it, and waking nobody is
+        not free.
+        """
+        self._sleeping += 1
+        try:
+            return self._changed.wait_for(done, timeout=timeout_s)
+        finally:
+            self._sleeping -= 1
+
     def _finish_reading(self) -> None:
         if self._result is None:
             assert self._broken is not None
@@ -136,17 +150,22 @@ class Stream:
         logprobs: tuple[tuple[int, float], ...] = (),
     ) -> None:
         """Add one durable token (engine thread)."""
-        with self._changed:
+        delta = Delta(position=position, token=token, text=text, logprobs=logprobs)
+        with self._lock:
             self._tokens.append(token)
             if logprobs:
                 self._logprobs.append(logprobs)
-            self._add(Delta(position=position, token=token, text=text, logprobs=logprobs))
+            self._text.append(text)
+            self._unread.append(delta)
+            if self._sleeping or self._waiters:
+                self._tell()
 
     def conclude(self, ending: Conclude, text: str) -> None:
         """Add what text was held back, and the ending (engine thread)."""
         with self._changed:
             if text:
-                self._add(Delta(position=len(self._tokens), token=None, text=text))
+                self._text.append(text)
+                self._unread.append(Delta(position=len(self._tokens), token=None, text=text))
             self._result = Result(
                 request=self.request,
                 tokens=tuple(self._tokens),
@@ -172,13 +191,9 @@ class Stream:
             self._broken = broken
             self._tell()
 
-    def _add(self, delta: Delta) -> None:
-        self._text.append(delta.text)
-        self._unread.append(delta)
-        self._tell()
-
     def _tell(self) -> None:
-        self._changed.notify_all()
+        if self._sleeping:
+            self._changed.notify_all()
         waiters, self._waiters = self._waiters, []
         for loop, arrival in waiters:
             if not loop.is_closed():

@@ -110,12 +110,29 @@ def test_memory_that_just_fits_is_enough() -> None:
     rig.close()
 
 
+LANES = ("BATCH_LANES", "LANE_RULE")
+
+
+def test_an_artifact_that_nobody_could_run_alone_on_is_refused() -> None:
+    """Without evidence for batches a calbin that has no batch of 1 cannot run anything (R1.2)."""
+    wide = (
+        SubmodelFacts(name="prefill", task="prefill", batch_max=1, tokens_max=48),
+        SubmodelFacts(name="decode", task="decode", batch_max=8, tokens_max=1),
+    )
+    device = FakeDevice(artifact=changed(submodels=wide, lane_count=8))
+    rig = Rig(load=False, device=device)
+    assert "no decode submodel may run one row alone" in refusal_of(rig)
+    device.artifact = changed()
+    rig.engine.load("m", "source")
+    rig.close()
+
+
 def test_lanes_must_be_enough_for_the_largest_batch() -> None:
     wide = (
         SubmodelFacts(name="prefill", task="prefill", batch_max=1, tokens_max=48),
         SubmodelFacts(name="decode", task="decode", batch_max=8, tokens_max=1),
     )
-    device = FakeDevice(artifact=changed(submodels=wide, lane_count=7))
+    device = FakeDevice(artifact=changed(submodels=wide, lane_count=7), verified=LANES)
     rig = Rig(load=False, device=device)
     assert "7 lanes, its largest batch needs 8" in refusal_of(rig)
     device.artifact = changed(submodels=wide, lane_count=8)
