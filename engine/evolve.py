@@ -8,7 +8,13 @@ from laneway.engine.evolve_jobs import evolve_job
 from laneway.engine.evolve_lanes import evolve_lane
 from laneway.engine.evolve_models import evolve_model
 from laneway.engine.evolve_requests import evolve_request
-from laneway.engine.inputs import CloseRequested, CountersRead, EngineStarted, Input
+from laneway.engine.inputs import (
+    CloseRequested,
+    CountersRead,
+    EngineStarted,
+    Input,
+    JobStalled,
+)
 from laneway.engine.ledger import difference
 from laneway.engine.ports import Step
 from laneway.engine.state import DeviceState, State, entities_of, state_of
@@ -38,6 +44,8 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         state.closing = False
     elif isinstance(taken, CloseRequested):
         state.closing = True
+    elif isinstance(taken, JobStalled) and taken.job in state.jobs:
+        state.jobs[taken.job].suspected = True
     elif isinstance(taken, CountersRead):
         device = state.device
         differs = bool(difference(state, taken))

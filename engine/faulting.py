@@ -128,8 +128,12 @@ def buried(draft: Draft, taken: MemoryBuried) -> None:
 
 
 def absolve(draft: Draft, job: JobState) -> None:
-    """Let a suspect device go on, now that the job it was suspected for has its answer (E16)."""
-    if draft.state.device.state == "suspect":
+    """Let a suspect device go on, now that a job it was suspected for has its answer (E16).
+
+    Not while another job in flight is suspected: that one has no answer yet (G4).
+    """
+    others = (one for one in draft.state.jobs.values() if one.number != job.number)
+    if draft.state.device.state == "suspect" and not any(one.suspected for one in others):
         draft.device("absolve", data={"job": job.number})
         if draft.state.closing:
             draft.device("drain")

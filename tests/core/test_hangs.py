@@ -5,8 +5,10 @@ import pytest
 from support.fake_device import healthy
 from support.lost import check_lost
 from support.rig import Rig
+from support.schedules import Scheduled, Shape
 from support.script import begin, points
 
+from laneway.engine import Limits
 from laneway.engine.inputs import HealthProbed, JobStalled
 
 
@@ -39,6 +41,39 @@ def test_a_suspected_hang_stops_submissions_until_the_job_ends() -> None:
         rig.check_idle()
         rig.close()
     assert held > 5
+
+
+def test_the_answer_of_another_job_absolves_nobody() -> None:
+    """Of two jobs in flight one is suspected: the end of the other opens nothing (E16, G4)."""
+    for suspect, opened in ((0, False), (1, True)):
+        it = Scheduled(Shape((1,), 7, "length_zero", 2, Limits()))
+        rig = it.rig
+        rig.device.holding = True
+        for number in range(4):
+            rig.submit([1, 2, 3], seed=number, max_tokens=3, ignore_eos=True)
+        rig.run()
+        first, second = rig.state.jobs.values()
+        suspected = (second, first)[suspect]
+        rig.interrupt(
+            JobStalled(
+                job=suspected.number,
+                ticket=suspected.ticket,
+                stage="suspect",
+                phase="exec",
+                age_ns=9,
+                progress_age_ns=9,
+            )
+        )
+        planned = rig.state.next_job
+        rig.device.finish_job()
+        rig.run()
+        assert (rig.state.device.state == "serving") == opened
+        assert (rig.state.next_job > planned) == opened
+        rig.device.holding = False
+        rig.run()
+        assert rig.state.device.state == "serving"
+        rig.check_answers()
+        rig.close()
 
 
 @pytest.mark.parametrize("stage", ["confirm", "cap"])
