@@ -23,6 +23,7 @@ from laneway.engine.effects import (
     ValidateArtifact,
 )
 from laneway.engine.errors import InternalError
+from laneway.engine.evidence import Capability
 from laneway.engine.inputs import (
     NO_TOKEN,
     ArtifactValidated,
@@ -105,6 +106,13 @@ class NoText:
         """Keep nothing."""
 
 
+_CAPABILITIES = tuple(
+    Capability(name=name, support="yes", evidence="SIM", source="simulated", value=value)
+    for name, value in (("BATCH_LANES", 16), ("LANE_RULE", 0b11))
+)
+"""What it says of itself, so that the engine lets it run batches with inactive rows."""
+
+
 class NullDevice:
     """A DevicePort whose jobs take no time; decode jobs wait for ``run``.
 
@@ -166,6 +174,9 @@ class NullDevice:
             device_epoch=1,
             inflight_max=1,
             chips=(_CHIP,),
+            capabilities=_CAPABILITIES,
+            backend_kind="sim",
+            proven=("BATCH_LANES", "LANE_RULE"),
         )
 
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:

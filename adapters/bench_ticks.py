@@ -12,6 +12,7 @@ import attrs
 
 from laneway.engine.decide import decide
 from laneway.engine.effects import Effect, RestoreBuffer, SubmitJob
+from laneway.engine.evidence import Grant
 from laneway.engine.inputs import (
     ArtifactValidated,
     BufferRestored,
@@ -61,6 +62,10 @@ def opening() -> list[Input]:
         device_epoch=1,
         inflight_max=1,
         chips=(_CHIP,),
+        grants=(
+            Grant(feature="batch", calbin_sha256="", value=BATCH, evidence="SIM", by=""),
+            Grant(feature="partial_batch", calbin_sha256="", value=0b11, evidence="SIM", by=""),
+        ),
     )
     artifact = ArtifactValidated(
         model=1,
@@ -68,7 +73,7 @@ def opening() -> list[Input]:
         sha256="0" * 64,
         architecture="none",
         layout="single",
-        lane_rule="free",
+        lane_rule="length_zero",
         context_tokens=CONTEXT_TOKENS,
         vocabulary=VOCABULARY,
         lane_count=BATCH,
