@@ -7,8 +7,9 @@ engine with threads can be measured in bursts, between which it sleeps.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from laneway.adapters.text import TokenIdsText
 from laneway.engine.clock import Clock, MonotonicClock
 from laneway.engine.effects import (
     ApplyKv,
@@ -51,7 +52,7 @@ CONTEXT_TOKENS = 1 << 20
 VOCABULARY = 151_936
 TIMEOUT_S = 120.0
 
-_CHIP = ChipFacts(total_bytes=1 << 34, used_bytes=0)
+CHIP = ChipFacts(total_bytes=1 << 34, used_bytes=0)
 _TIMES = JobTimes(
     submit_ns=90_000_000_000_000,
     accept_ns=90_000_000_004_100,
@@ -69,41 +70,6 @@ _TIMES = JobTimes(
 _ROWS = tuple(RowResult(token=(row * 7919 + 104_729) % VOCABULARY) for row in range(64))
 _FORCED = (RowResult(token=NO_TOKEN),)
 """Results made once: to make them is a device's work, which is not measured."""
-
-
-class NoText:
-    """The text side of an artifact without a tokenizer."""
-
-    has_text = False
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Refuse every text."""
-        raise ValueError("this device has no text")
-
-    def open(
-        self,
-        request: int,
-        *,
-        stop: tuple[str, ...],
-        tokens: Sequence[int] = (),
-        min_tokens: int = 0,
-    ) -> None:
-        """Keep nothing."""
-
-    def push(self, request: int, position: int, token: int) -> bool:
-        """Find no stop string."""
-        return False
-
-    def take(self, request: int, position: int) -> str:
-        """Return no text."""
-        return ""
-
-    def finish(self, request: int, *, tokens: int | None = None) -> str:
-        """Return no text."""
-        return ""
-
-    def drop(self, request: int) -> None:
-        """Keep nothing."""
 
 
 _CAPABILITIES = tuple(
@@ -125,7 +91,7 @@ class NullDevice:
         self._clock = MonotonicClock()
         self._lanes = lanes
         self._rows_max = rows_max
-        self._text = NoText()
+        self._text = TokenIdsText()
         self._post: Callable[[Input], None] | None = None
         self._held: SubmitJob | None = None
         self._left = 0
@@ -173,7 +139,7 @@ class NullDevice:
             firmware_version="0",
             device_epoch=1,
             inflight_max=1,
-            chips=(_CHIP,),
+            chips=(CHIP,),
             capabilities=_CAPABILITIES,
             backend_kind="sim",
             proven=("BATCH_LANES", "LANE_RULE"),
@@ -221,7 +187,7 @@ class NullDevice:
             case ApplyKv():
                 return [KvApplied(lanes=tuple(one.lane for one in effect.operations))]
             case ValidateArtifact():
-                return [_artifact(effect.model, self._lanes, self._rows_max)]
+                return [null_artifact(effect.model, self._lanes, self._rows_max)]
             case ConfigureModel():
                 return [_configured(effect)]
             case ReleaseModel():
@@ -249,7 +215,8 @@ def _completed(effect: SubmitJob) -> Completed:
     )
 
 
-def _artifact(model: int, lanes: int, rows_max: int) -> ArtifactValidated:
+def null_artifact(model: int, lanes: int, rows_max: int) -> ArtifactValidated:
+    """Return an artifact without numbers: two submodels of so many rows, one short warm-up."""
     return ArtifactValidated(
         model=model,
         name="null",
@@ -266,7 +233,7 @@ def _artifact(model: int, lanes: int, rows_max: int) -> ArtifactValidated:
             SubmodelFacts(name="decode", task="decode", batch_max=rows_max, tokens_max=1),
         ),
         chip_bytes=(1,),
-        chips=(_CHIP,),
+        chips=(CHIP,),
         trials=(Trial(origin="warmup", prompt=(1,), forced=()),),
     )
 

@@ -10,13 +10,12 @@ from collections.abc import Iterator
 
 import attrs
 
+from laneway.adapters.bench_null import CHIP, null_artifact
 from laneway.engine.decide import decide
 from laneway.engine.effects import Effect, RestoreBuffer, SubmitJob
 from laneway.engine.evidence import Grant
 from laneway.engine.inputs import (
-    ArtifactValidated,
     BufferRestored,
-    ChipFacts,
     Completed,
     DeviceFacts,
     EngineStarted,
@@ -28,7 +27,6 @@ from laneway.engine.inputs import (
     RowResult,
     SubmitAccepted,
     SubmodelFacts,
-    Trial,
 )
 from laneway.engine.limits import Limits
 from laneway.engine.ports import Step
@@ -46,8 +44,6 @@ TICK_NS = 10_000_000
 _PASSED_NS = (0, 4_100, 12_300, 95_400, 101_200, 9_412_700, 9_420_100, 9_690_800, 9_702_300)
 """Instants of a job after its submit, in the order of JobTimes."""
 
-_CHIP = ChipFacts(total_bytes=1 << 34, used_bytes=0)
-
 
 def opening() -> list[Input]:
     """Return what happens before the first batch: start, load, and as many requests as lanes."""
@@ -61,30 +57,21 @@ def opening() -> list[Input]:
         firmware_version="0",
         device_epoch=1,
         inflight_max=1,
-        chips=(_CHIP,),
+        chips=(CHIP,),
         grants=(
             Grant(feature="batch", calbin_sha256="", value=BATCH, evidence="SIM", by=""),
             Grant(feature="partial_batch", calbin_sha256="", value=0b11, evidence="SIM", by=""),
         ),
     )
-    artifact = ArtifactValidated(
-        model=1,
+    artifact = attrs.evolve(
+        null_artifact(1, BATCH, BATCH),
         name="bench",
-        sha256="0" * 64,
-        architecture="none",
-        layout="single",
-        lane_rule="length_zero",
         context_tokens=CONTEXT_TOKENS,
         vocabulary=VOCABULARY,
-        lane_count=BATCH,
-        end_tokens=(),
         submodels=(
             SubmodelFacts(name="prefill", task="prefill", batch_max=1, tokens_max=PROMPT_TOKENS),
             SubmodelFacts(name="decode", task="decode", batch_max=BATCH, tokens_max=1),
         ),
-        chip_bytes=(1,),
-        chips=(_CHIP,),
-        trials=(Trial(origin="warmup", prompt=(1,), forced=()),),
     )
     requests = [
         RequestSubmitted(

@@ -40,11 +40,17 @@ class Figure:
         return attrs.asdict(self)
 
 
-def at_most(
-    figure_id: str, value: float, unit: str, baseline: str, baseline_value: float, *, limit: float
+def _figure(
+    figure_id: str,
+    value: float,
+    unit: str,
+    baseline: str,
+    baseline_value: float,
+    ratio: float,
+    gate: str,
+    gate_met: bool,
 ) -> Figure:
-    """Return a figure whose gate bounds value / baseline from above."""
-    ratio = value / baseline_value
+    """Return a figure with its numbers rounded for the reader; the gate was judged before."""
     return Figure(
         id=figure_id,
         value=round(value, 4),
@@ -52,9 +58,18 @@ def at_most(
         baseline=baseline,
         baseline_value=round(baseline_value, 4),
         ratio=round(ratio, 3),
-        gate=f"<= {limit:g}x",
-        gate_met=ratio <= limit,
+        gate=gate,
+        gate_met=gate_met,
     )
+
+
+def at_most(
+    figure_id: str, value: float, unit: str, baseline: str, baseline_value: float, *, limit: float
+) -> Figure:
+    """Return a figure whose gate bounds value / baseline from above."""
+    ratio = value / baseline_value
+    gate = f"<= {limit:g}x"
+    return _figure(figure_id, value, unit, baseline, baseline_value, ratio, gate, ratio <= limit)
 
 
 def times_faster(
@@ -62,16 +77,8 @@ def times_faster(
 ) -> Figure:
     """Return a figure whose gate bounds baseline / value from below."""
     ratio = baseline_value / value
-    return Figure(
-        id=figure_id,
-        value=round(value, 4),
-        unit=unit,
-        baseline=baseline,
-        baseline_value=round(baseline_value, 4),
-        ratio=round(ratio, 3),
-        gate=f">= {limit:g}x faster",
-        gate_met=ratio >= limit,
-    )
+    gate = f">= {limit:g}x faster"
+    return _figure(figure_id, value, unit, baseline, baseline_value, ratio, gate, ratio >= limit)
 
 
 def times_as_fast(
@@ -95,16 +102,9 @@ def absolute(
     """Return a figure whose gate bounds the value itself; the baseline is for orientation."""
     met = (least is None or value >= least) and (most is None or value <= most)
     bound = f">= {least:g}" if least is not None else f"<= {most:g}"
-    return Figure(
-        id=figure_id,
-        value=round(value, 4),
-        unit=unit,
-        baseline=baseline,
-        baseline_value=round(baseline_value, 4),
-        ratio=round(value / baseline_value, 3),
-        gate=f"{bound} {unit}",
-        gate_met=met,
-    )
+    ratio = value / baseline_value
+    gate = f"{bound} {unit}"
+    return _figure(figure_id, value, unit, baseline, baseline_value, ratio, gate, met)
 
 
 def compared(

@@ -7,9 +7,9 @@ in-flight ceiling 1. Service goes on: counters never free anything.
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ReadCounters
-from laneway.engine.faulting import USABLE
 from laneway.engine.inputs import CountersRead
 from laneway.engine.ledger import check_ledger, counts, difference
+from laneway.engine.plan import USABLE
 from laneway.engine.state import State
 from laneway.statemachines import MACHINES
 

@@ -25,13 +25,13 @@ from laneway.engine.inputs import (
     MemoryBuried,
     RestoreFailed,
 )
+from laneway.engine.plan import USABLE
 from laneway.engine.reserving import suspect as suspect_lanes
 from laneway.engine.state import JobState, ModelState, State
 
 UNKNOWN_LANES_MAX_SHARE = 0.25
 """Row 20 of the ladder: more unknown lanes than this share is a matter of the generation."""
 
-USABLE = ("serving", "degraded", "draining")
 SICK = ("unhealthy", "wedged", "lost")
 
 

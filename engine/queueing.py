@@ -104,9 +104,8 @@ def _choose_prefill(state: State, model: ModelState) -> Plan | None:
 
 
 def _long_waits(state: State, model: ModelState) -> bool:
-    for _ in _waiting(state, state.long_waiting.in_order(), model):
-        return True
-    return False
+    waiting = _waiting(state, state.long_waiting.in_order(), model)
+    return next(waiting, None) is not None
 
 
 def _long(state: State, model: ModelState) -> Plan | None:

@@ -338,20 +338,6 @@ def is_decoding(request: RequestState) -> bool:
     return request.state == "decoding" and request.job is None
 
 
-def queue_head(
-    state: State, queue: deque[int], fits: Callable[[RequestState], bool]
-) -> RequestState | None:
-    """Return the first request of a queue that still belongs there.
-
-    Why: a request that ended or moved on stays in the queue and is skipped, so that cancel is O(1).
-    """
-    for number in queue:
-        request = state.requests.get(number)
-        if request is not None and fits(request):
-            return request
-    return None
-
-
 def is_end_token(state: State, request: RequestState, token: int) -> bool:
     """Return whether a sampled token ends the request and is not itself part of the answer.
 
