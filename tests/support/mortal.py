@@ -21,7 +21,7 @@ from support.fake_device import FakeDevice
 
 from laneway.adapters import open_device
 from laneway.adapters.cli import main as command_line
-from laneway.adapters.library import VARIABLE, find_library
+from laneway.adapters.library import VARIABLE
 from laneway.engine import Engine, Request, Sampling, Stream
 from laneway.engine.lanes import warm_up_lanes
 from laneway.engine.logits import warm_up
@@ -171,9 +171,7 @@ def call(life: dict[str, Any]) -> int:
     if life["disk"] is not None:
         _fill_disk(*life["disk"])
     if life["nobody"] and os.geteuid() == 0:
-        # The library is opened while we may: the checkout may lie where nobody else can go.
-        library = os.open(find_library(), os.O_RDONLY)
-        os.environ[VARIABLE] = f"/proc/self/fd/{library}"
+        os.environ[VARIABLE] = life["library"]
         os.setgid(NOBODY)
         os.setuid(NOBODY)
     with open(life["out"], "w") as out, open(life["err"], "w") as err:
