@@ -17,6 +17,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import sqlalchemy
 from support.fake_device import FakeDevice
 
 from laneway.adapters import open_device
@@ -253,6 +254,8 @@ def main() -> None:
     """Live the lives that stdin names, one after the other."""
     warm_up(VOCABULARY)
     warm_up_lanes()
+    open_journal().close()
+    sqlalchemy.create_engine("sqlite://").dispose()  # a call without rights can load nothing more
     with open(os.devnull, "w") as nothing:
         call_command_line(["devices"], nothing, nothing)  # imports what is imported late
     for line in sys.stdin:
