@@ -254,7 +254,6 @@ def main() -> None:
     """Live the lives that stdin names, one after the other."""
     warm_up(VOCABULARY)
     warm_up_lanes()
-    open_journal().close()
     sqlalchemy.create_engine("sqlite://").dispose()  # a call without rights can load nothing more
     with open(os.devnull, "w") as nothing:
         call_command_line(["devices"], nothing, nothing)  # imports what is imported late
