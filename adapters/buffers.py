@@ -57,6 +57,9 @@ class SubmodelPart:
     engine_modes: int = 1
     """Bit i: engine mode i (auto, ping, pong)."""
     lane_rule: int = 0
+    fixed_rows: bool = False
+    mask: int | None = None
+    """The register that tells for each row whether it is active (lane rule MASK_CSR)."""
 
 
 @attrs.define(eq=False)
@@ -71,21 +74,25 @@ class Buffer:
     ticket: int = 0
     tainted: bool = False
 
-    def fill(self, rows: Sequence[SubmitRow], *, vocabulary: int, positions_max: int) -> None:
+    def fill(
+        self, rows: Sequence[SubmitRow | None], *, vocabulary: int, positions_max: int
+    ) -> None:
         """Write tokens, positions and lengths of a job; what no row fills is zero.
+
+        ``rows`` are those of the batch in order, None where one is inactive.
 
         Raises: ValueError if the rows do not fit, and nothing is written then; InternalError if the
         buffer is held or tainted.
         """
         if self.ticket or self.tainted:
             raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
-        counts = np.array([len(row.tokens) for row in rows], np.int32)
+        counts = np.array([0 if row is None else len(row.tokens) for row in rows], np.int32)
         ends = np.cumsum(counts, dtype=np.int64)
         status = pack_lanes(
-            np.array([token for row in rows for token in row.tokens], np.int32),
+            np.array([token for row in rows if row for token in row.tokens], np.int32),
             ends - counts,
             counts,
-            np.array([row.start for row in rows], np.int32),
+            np.array([0 if row is None else row.start for row in rows], np.int32),
             vocabulary=vocabulary,
             positions_max=positions_max,
             tokens=self.views["tokens"].view(np.int32),
@@ -119,9 +126,12 @@ def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> Su
         call("npurt_calbin_tensor", calbin, index, number, ctypes.byref(tensor))
         tensors.append(_take_tensor(tensor))
     csrs = []
+    mask = None
     for number in range(info.csr_count):
         csr = npurt.CsrInfo()
         call("npurt_calbin_csr", calbin, index, number, ctypes.byref(csr))
+        if csr.name == npurt.ROW_ACTIVE and csr.per_lane:
+            mask = csr.id
         if csr.required:
             csrs.append((csr.id, bool(csr.per_lane), getattr(csr, "def")))
     return SubmodelPart(
@@ -135,6 +145,8 @@ def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> Su
         csrs=tuple(csrs),
         engine_modes=info.engine_modes,
         lane_rule=info.lane_rule,
+        fixed_rows=bool(info.h.flags & npurt.SUBMODEL_FIXED_ROWS),
+        mask=mask,
     )
 
 
@@ -157,12 +169,17 @@ def _take_tensor(info: npurt.TensorInfo) -> Tensor:
     return Tensor(info.index, name, info.direction, dtype, shape, need)
 
 
-def csr_values(part: SubmodelPart, rows: int) -> ctypes.Array[npurt.CsrValue]:
-    """Make the full snapshot of required registers (D7)."""
+def csr_values(
+    part: SubmodelPart, rows: Sequence[SubmitRow | None]
+) -> ctypes.Array[npurt.CsrValue]:
+    """Make the full snapshot of required registers (D7).
+
+    The one that masks rows is 0 for a row of the batch that is inactive (E15).
+    """
     values = [
-        npurt.CsrValue(identity, row, default)
+        npurt.CsrValue(identity, place, 0 if row is None and identity == part.mask else default)
         for identity, per_row, default in part.csrs
-        for row in range(rows if per_row else 1)
+        for place, row in enumerate(rows if per_row else rows[:1])
     ]
     return (npurt.CsrValue * len(values))(*values)
 

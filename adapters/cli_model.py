@@ -41,6 +41,12 @@ def pack(
     layout: Annotated[
         str | None, typer.Option(help="single, tp2, ep2, pp2, tpep; default tp2.")
     ] = None,
+    lane_rule: Annotated[
+        str, typer.Option(help="Inactive rows: undefined, length_zero, mask_csr, scratch_lane.")
+    ] = "length_zero",
+    fixed_rows: Annotated[
+        bool, typer.Option("--fixed-rows", help="Row i of a batch takes lane i only.")
+    ] = False,
     kv_layout: Annotated[str, typer.Option(help="only_valid, all, auto.")] = "all",
     model_root: Annotated[
         Path | None, typer.Option(help="Folder that links in the source may lead into.")
@@ -67,6 +73,8 @@ def pack(
             context=context,
             chips=chips,
             layout=layout,
+            lane_rule=lane_rule,
+            fixed_rows=fixed_rows,
             kv_layout=kv_layout,
             model_root=model_root,
             progress=lambda what: status.update(f"packing {source.name}: {what}"),

@@ -100,7 +100,7 @@ class Commands:
             return
         try:
             buffer.fill(
-                effect.rows, vocabulary=model.vocabulary, positions_max=model.context_tokens
+                effect.batch_rows, vocabulary=model.vocabulary, positions_max=model.context_tokens
             )
         except ValueError as error:
             refusal = SubmitRefused(job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error))
@@ -136,7 +136,7 @@ class Commands:
         self, model: LoadedModel, generation: Generation, buffer: Buffer, effect: SubmitJob
     ) -> tuple[Answer, int]:
         rows = model.device_rows(effect)
-        csrs = csr_values(buffer.submodel, len(effect.rows))
+        csrs = csr_values(buffer.submodel, effect.batch_rows)
         params = npurt.SubmitParams(
             in_=buffer.pointers[npurt.IN],
             out=buffer.pointers[npurt.OUT],

@@ -96,9 +96,12 @@ class LoadedModel:
                 self.lane_tags.pop(entry.lane, None)
 
     def device_rows(self, effect: SubmitJob) -> ctypes.Array[npurt.Lane]:
-        """Translate the rows of a job; entry i is row i."""
-        array = (npurt.Lane * len(effect.rows))()
-        for entry, row in zip(array, effect.rows, strict=True):
+        """Translate the rows of a job; entry i is row i, all zero where that is inactive (E15)."""
+        rows = effect.batch_rows
+        array = (npurt.Lane * len(rows))()
+        for entry, row in zip(array, rows, strict=True):
+            if row is None:
+                continue
             lane = self.lane_index(row.lane)
             entry.lane = lane
             entry.active = 1

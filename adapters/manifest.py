@@ -121,7 +121,9 @@ class FileRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: _Bytes
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Manifest(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
     """Everything that a calbin says about itself."""
 
     format: Literal["laneway-calbin"]
@@ -134,6 +136,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     context: _Count
     lanes: _Lanes
     lane_rule: LaneRule
+    fixed_rows: bool = False
     kv_layout: KvLayout
     layout: Layout
     chips: Chips

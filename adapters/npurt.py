@@ -35,6 +35,8 @@ OPTION_PARALLEL_MODE = 2
 # Parts of npurt_buffer_restore.
 SUBMODEL_INCREMENTAL_PREFILL = 1
 SUBMODEL_FIXED_ROWS = 4
+ROW_ACTIVE = b"row_active"
+"""The register of lane rule MASK_CSR: 1 for each row that is active."""
 """Flag of npurt_submodel_info."""
 
 RESTORE_SLICES, RESTORE_TENSORS, RESTORE_MAPS = 1, 2, 4

@@ -72,6 +72,7 @@ class _Plan:
     context: int
     layout: Layout
     lane_rule: LaneRule
+    fixed_rows: bool
     kv_layout: KvLayout
 
 
@@ -85,6 +86,7 @@ def pack(
     chips: int | None = None,
     layout: str | None = None,
     lane_rule: str = "length_zero",
+    fixed_rows: bool = False,
     kv_layout: str = "all",
     model_root: StrPath | None = None,
     name: str | None = None,
@@ -93,7 +95,8 @@ def pack(
     """Write a calbin from a Hugging Face Qwen3 or Qwen3-MoE folder; return its manifest.
 
     Lanes are by default twice the largest batch and at least 8, so that two jobs in flight each
-    have a full batch. The context is by default all that the model knows. Chips and layout follow
+    have a full batch. With ``fixed_rows`` row i of a batch is lane i, or i behind a multiple of the
+    batch. The context is by default all that the model knows. Chips and layout follow
     from each other; together they default to 2 and tp2. Parameters in float32 or float16 are
     rounded to bf16, and the manifest's `compiler` says so. `progress` is told what is being done.
 
@@ -114,6 +117,7 @@ def pack(
         chips=chips,
         layout=layout,
         lane_rule=lane_rule,
+        fixed_rows=fixed_rows,
         kv_layout=kv_layout,
     )
     with stage_folder(destination) as folder:
@@ -152,6 +156,7 @@ def _make_plan(
     chips: int | None,
     layout: str | None,
     lane_rule: str,
+    fixed_rows: bool,
     kv_layout: str,
 ) -> _Plan:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,62}", name):
@@ -191,6 +196,7 @@ def _make_plan(
             "context": positions,
             "layout": chosen,
             "lane_rule": lane_rule,
+            "fixed_rows": fixed_rows,
             "kv_layout": kv_layout,
         },
         type=_Plan,
@@ -287,6 +293,7 @@ def _make_manifest(
         context=plan.context,
         lanes=plan.lanes,
         lane_rule=plan.lane_rule,
+        fixed_rows=plan.fixed_rows,
         kv_layout=plan.kv_layout,
         layout=plan.layout,
         chips=Chips(count=chip_count, mask=(1 << chip_count) - 1),

@@ -13,6 +13,7 @@ Source: R5.2, E3, E14, E17, D2, D3.
 
 import ctypes
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from pathlib import Path
 
@@ -87,11 +88,12 @@ class Piece:
 
 @attrs.define(eq=False)
 class Flight:
-    """A job that was accepted."""
+    """A job that was accepted; ``places`` are the rows of its pieces."""
 
     ticket: int
     buffer: Buffer
     pieces: tuple[Piece, ...]
+    places: tuple[int, ...]
     txn: int
 
 
@@ -209,10 +211,11 @@ class Probed:
     # ---------------------------------------------------------------------- jobs
 
     def open(self) -> Sequence:
-        """Return a new sequence on an empty lane. Raises: CheckFailed when no lane is left."""
+        """Return a new sequence on the lowest empty lane. Raises: CheckFailed when none is left."""
         if not self._lanes:
             raise CheckFailed(f"all {self.info.max_lanes} lanes are in use")
         self._number += 1
+        self._lanes.sort()
         return Sequence(self._lanes.pop(0), self._number)
 
     def start(
@@ -232,18 +235,19 @@ class Probed:
         self._number += 1
         txn = self._number
         self._apply("RESERVE", pieces, txn)
-        rows = tuple(
-            SubmitRow(
+        places = _places(part, pieces)
+        rows: list[SubmitRow | None] = [None] * (max(places) + 1)
+        for place, piece in zip(places, pieces, strict=True):
+            rows[place] = SubmitRow(
                 lane=piece.sequence.lane,
                 owner=0,
                 tokens=piece.tokens,
                 start=piece.sequence.length,
                 sampling=None,
             )
-            for piece in pieces
-        )
         buffer.fill(rows, vocabulary=self.info.vocab, positions_max=self.info.max_context)
-        flight = Flight(self._submit(buffer, pieces, engine, txn), buffer, tuple(pieces), txn)
+        ticket = self._submit(buffer, dict(zip(places, pieces, strict=True)), rows, engine, txn)
+        flight = Flight(ticket, buffer, tuple(pieces), places, txn)
         buffer.ticket = flight.ticket
         self.ledger.submitted += 1
         self._flights.append(flight)
@@ -277,13 +281,21 @@ class Probed:
         if not answer.ok:
             raise CheckFailed(f"{verb} of lane {array[0].lane}: {answer.reason}")
 
-    def _submit(self, buffer: Buffer, pieces: Items[Piece], engine: int, txn: int) -> int:
-        rows = (npurt.Lane * len(pieces))()
-        for entry, piece in zip(rows, pieces, strict=True):
+    def _submit(
+        self,
+        buffer: Buffer,
+        pieces: Mapping[int, Piece],
+        batch: Items[SubmitRow | None],
+        engine: int,
+        txn: int,
+    ) -> int:
+        rows = (npurt.Lane * len(batch))()
+        for place, piece in pieces.items():
+            entry = rows[place]
             entry.lane, entry.active = piece.sequence.lane, 1
             entry.tokens, entry.kv_len = len(piece.tokens), piece.sequence.length
             entry.seq_tag = piece.sequence.tag
-        csrs = csr_values(buffer.submodel, len(pieces))
+        csrs = csr_values(buffer.submodel, batch)
         params = npurt.SubmitParams(
             in_=buffer.pointers[npurt.IN],
             out=buffer.pointers[npurt.OUT],
@@ -382,7 +394,7 @@ class Probed:
         return done
 
     def _read(self, flight: Flight, done: npurt.Completion) -> Output:
-        rows = range(len(flight.pieces))
+        rows = flight.places
         logits = read_logits(flight.buffer, self.info.vocab)
         digest = flight.buffer.output("kv_digest")
         told = None if digest is None else digest.reshape(-1)
@@ -450,3 +462,10 @@ def told_counters(counters: dict[str, int]) -> dict[str, int]:
     if missing:
         raise CheckFailed(f"the device does not count {', '.join(missing)}")
     return {name: counters[name] for name in _COUNTED}
+
+
+def _places(part: SubmodelPart, pieces: Items[Piece]) -> tuple[int, ...]:
+    """Return the row of each piece: that of its lane where rows are fixed, else its own (E15)."""
+    if not part.fixed_rows:
+        return tuple(range(len(pieces)))
+    return tuple(piece.sequence.lane % part.batch_max for piece in pieces)

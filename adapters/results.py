@@ -26,21 +26,24 @@ class Results:
         self._scratch: dict[int, SamplerScratch] = {}
 
     def read(self, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
-        """Sample or judge every row of a job whose output is valid.
+        """Sample or judge every row of a job whose output is valid, in the order of the job.
 
         Raises: InternalError if the submodel has no logits of the documented form.
         """
-        count = len(effect.rows)
+        rows = effect.batch_rows
+        count = len(rows)
         logits = read_logits(buffer, model.vocabulary)[:count]
         tokens, status = np.empty(count, np.int32), np.empty(count, np.int8)
         scratch = self._scratch.get(model.vocabulary)
         if scratch is None:
             scratch = self._scratch[model.vocabulary] = SamplerScratch.allocate(model.vocabulary)
-        logprobs = _room_for_logprobs(effect.rows)
-        sample_rows(logits, _wanted(effect.rows), scratch, tokens, status, logprobs)
+        logprobs = _room_for_logprobs(effect.rows, count)
+        sample_rows(logits, _wanted(rows), scratch, tokens, status, logprobs)
         digests = buffer.output("kv_digest")
         results = []
-        for index, row in enumerate(effect.rows):
+        for index, row in enumerate(rows):
+            if row is None:
+                continue
             fault = _fault_of(int(status[index]))
             token = int(tokens[index])
             verdict = ""
@@ -75,9 +78,11 @@ def read_logits(buffer: Buffer, vocabulary: int) -> NDArray[np.uint16]:
     return logits.reshape(rows, vocabulary).view(np.uint16)
 
 
-def _wanted(rows: tuple[SubmitRow, ...]) -> SamplingArrays:
+def _wanted(rows: tuple[SubmitRow | None, ...]) -> SamplingArrays:
     arrays = SamplingArrays.allocate(len(rows))
     for index, row in enumerate(rows):
+        if row is None:
+            continue  # an inactive row's numbers are nobody's, and stay unread
         if row.sampling is None:
             arrays.want_scan(index)
         else:
@@ -93,9 +98,9 @@ def _wanted(rows: tuple[SubmitRow, ...]) -> SamplingArrays:
     return arrays
 
 
-def _room_for_logprobs(rows: tuple[SubmitRow, ...]) -> Logprobs | None:
-    """Return room for the log-probabilities of a job, or None where no row asks for any."""
-    return None if all(row.logprobs is None for row in rows) else allocate_logprobs(len(rows))
+def _room_for_logprobs(rows: tuple[SubmitRow, ...], count: int) -> Logprobs | None:
+    """Return room for log-probabilities of ``count`` rows, or None where no row asks for any."""
+    return None if all(row.logprobs is None for row in rows) else allocate_logprobs(count)
 
 
 def _fault_of(status: int) -> str:

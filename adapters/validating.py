@@ -152,6 +152,7 @@ def _submodel_facts(part: SubmodelPart) -> SubmodelFacts:
         batch_max=part.batch_max,
         tokens_max=part.tokens_max,
         incremental=part.incremental,
+        fixed_rows=part.fixed_rows,
     )
 
 

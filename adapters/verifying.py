@@ -95,7 +95,9 @@ class Forcing:
         self._job = 0
         device.start(self._posted.append, threads=False)
         self._facts = self._ask(ValidateArtifact(model=MODEL, source=source), ArtifactValidated)
-        submodels = {submodel.task: submodel for submodel in self._facts.submodels}
+        # One row at a time: in the smallest batch, which needs no rule for inactive rows (E15).
+        sizes = sorted(self._facts.submodels, key=lambda one: (-one.batch_max, one.tokens_max))
+        submodels = {submodel.task: submodel for submodel in sizes}
         plans = tuple(
             BufferPlan(submodel=submodels[task].name, task=task, first=number, count=1)
             for number, task in enumerate(("prefill", "decode"), start=1)

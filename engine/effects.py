@@ -72,6 +72,16 @@ class SubmitJob:
     suspect_after_ns: int
     confirm_after_ns: int
     cap_after_ns: int
+    places: tuple[int, ...] = ()
+    """Where rows are fixed to lanes, the place of each in the batch, rising; else row i is at i."""
+
+    @property
+    def batch_rows(self) -> tuple[SubmitRow | None, ...]:
+        """The rows by their place in the batch, up to the last; None is an inactive row (E15)."""
+        if not self.places:
+            return self.rows
+        at = dict(zip(self.places, self.rows, strict=True))
+        return tuple(at.get(place) for place in range(max(at) + 1))
 
 
 @attrs.frozen(kw_only=True)

@@ -1,5 +1,7 @@
 """What an event of a job changes: the job, and the owners of its rows."""
 
+from collections import deque
+
 from laneway.engine.errors import InternalError
 from laneway.engine.evolve_requests import drop_passed
 from laneway.engine.inputs import Completed, DeviceFaulted, Input, RowResult
@@ -68,6 +70,21 @@ def _plan(state: State, number: int, event: Event) -> None:
     drop_passed(state, state.prefill_again, is_prefilling)
     drop_passed(state, state.chunking, is_prefilling)
     drop_passed(state, state.decode_ready, is_decoding)
+    _drop_taken(state, job)
+
+
+def _drop_taken(state: State, job: JobState) -> None:
+    """Take the owners of a job out of the middle of the queue, where its rows are fixed to lanes.
+
+    Why only there: elsewhere a job takes the first of the queue, who are dropped already.
+    """
+    facts = state.models[job.model].facts
+    assert facts is not None
+    if job.task == "decode" and facts.by_name[state.buffers[job.buffer].submodel].fixed_rows:
+        taken = {row.owner for row in job.rows}
+        left = [number for number in state.decode_ready if number not in taken]
+        if len(left) < len(state.decode_ready):
+            state.decode_ready = deque(left)
 
 
 def _row(state: State, number: int, job: int) -> JobRow:

@@ -101,6 +101,8 @@ class SubmodelFacts:
     tokens_max: int
     incremental: bool = False
     """Whether a prefill may begin behind tokens that the lane already holds."""
+    fixed_rows: bool = False
+    """Whether row i of a batch is lane i, or lane i behind a multiple of the batch (E15)."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,12 +1,14 @@
 """A plan: one job to be, as a value, and the rules that every plan must obey, whoever made it."""
 
+from collections.abc import Iterable
+
 import attrs
 
 from laneway.engine.capability import batch_max, inflight_max, lane_rule
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.sampling import Sampling
-from laneway.engine.state import State
+from laneway.engine.state import ModelState, State
 
 USABLE = ("serving", "degraded", "draining")
 
@@ -74,12 +76,24 @@ def takes_rows(state: State, facts: ArtifactValidated, submodel: SubmodelFacts, 
     return whole or lane_rule(device, facts.sha256, facts.lane_rule) != "undefined"
 
 
+def block_of(model: ModelState, submodel: SubmodelFacts, lane: int) -> int:
+    """Return the block of lanes that a lane shares jobs with: one if rows are free (E15)."""
+    return (lane - model.lane_first) // submodel.batch_max if submodel.fixed_rows else 0
+
+
+def places_of(model: ModelState, submodel: SubmodelFacts, lanes: Iterable[int]) -> tuple[int, ...]:
+    """Return the rows that lanes have in a batch; empty where rows are not fixed to lanes (E15)."""
+    if not submodel.fixed_rows:
+        return ()
+    return tuple((lane - model.lane_first) % submodel.batch_max for lane in lanes)
+
+
 def validate(state: State, chosen: Plan) -> None:
     """Hold a plan against the rules every plan must obey, whoever made it.
 
     One task; distinct lanes, each in no other job and owned by its sequence; room in the lane; the
-    number of rows and tokens that the submodel takes; a free buffer of this generation; the
-    ceiling.
+    number of rows and tokens that the submodel takes; lanes that may share its job where rows are
+    fixed; a free buffer of this generation; the ceiling.
 
     Raises: InternalError naming the rule. Source: R2.1, R5.5, R6.1, R7.3, E11, E12, E15, I6.
     """
@@ -98,6 +112,7 @@ def validate(state: State, chosen: Plan) -> None:
         (len(set(lanes)) == count, "E12: distinct lanes"),
         (len(owners) == count or chosen.trial is not None, "E12: distinct sequences"),
         (takes_rows(state, facts, submodel, count), "E15, R6.1: rows of the submodel"),
+        (_share_block(model, submodel, lanes), "E15: rows that are fixed to lanes"),
         (buffer.state == "free" and key == mine, "E1, E2: a free buffer of the task"),
     )
     for holds, rule in rules:
@@ -107,6 +122,11 @@ def validate(state: State, chosen: Plan) -> None:
         rule = _broken_rule(state, chosen, row, facts, submodel)
         if rule:
             raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
+
+
+def _share_block(model: ModelState, submodel: SubmodelFacts, lanes: list[int]) -> bool:
+    """Return whether lanes may be in one job of a submodel."""
+    return not submodel.fixed_rows or len({block_of(model, submodel, n) for n in lanes}) == 1
 
 
 def _broken_rule(

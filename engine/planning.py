@@ -8,7 +8,7 @@ from typing import Any
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import KvOperation, SubmitJob, SubmitRow
-from laneway.engine.plan import Plan, PlanRow, inflight_ceiling, validate
+from laneway.engine.plan import Plan, PlanRow, inflight_ceiling, places_of, validate
 from laneway.engine.queueing import choose_request
 from laneway.engine.state import RequestState, State, end_tokens, kv_operation
 from laneway.engine.trials import choose_trial
@@ -119,11 +119,14 @@ def _submit_effect(
     state: State, chosen: Plan, number: int, operations: tuple[KvOperation, ...]
 ) -> SubmitJob:
     limits = state.limits
+    model = state.models[chosen.model]
+    assert model.facts is not None
+    submodel = model.facts.by_name[state.buffers[chosen.buffer].submodel]
     return SubmitJob(
         job=number,
         model=chosen.model,
         epoch=state.device.epoch,
-        generation=state.models[chosen.model].generation,
+        generation=model.generation,
         buffer=chosen.buffer,
         task=chosen.task,
         origin=chosen.origin,
@@ -132,4 +135,5 @@ def _submit_effect(
         suspect_after_ns=limits.hang_suspect_ns,
         confirm_after_ns=limits.hang_confirm_ns,
         cap_after_ns=limits.hang_cap_ns,
+        places=places_of(model, submodel, [row.lane for row in chosen.rows]),
     )

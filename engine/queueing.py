@@ -20,6 +20,9 @@ So with a ceiling of one job, in turns (jobs planned):
 A long prompt is split only where the submodel takes it in parts and that is granted (R5.5); then
 each part is a turn, and its debt lets decode go in between. Prompts of the short class go together
 into one job up to a token budget; the long class goes alone.
+
+Where rows are fixed to lanes (E15), lanes come in blocks of a batch and a job takes lanes of one
+block: the first in the queue says which. New sequences fill the lowest block.
 """
 
 from collections import deque
@@ -29,7 +32,7 @@ from operator import attrgetter
 from laneway.engine.capability import chunked_prefill
 from laneway.engine.inputs import SubmodelFacts
 from laneway.engine.limits import Limits
-from laneway.engine.plan import Plan, PlanRow, takes_rows
+from laneway.engine.plan import Plan, PlanRow, block_of, takes_rows
 from laneway.engine.state import (
     ModelState,
     RequestState,
@@ -60,9 +63,13 @@ def prefill_bound_turns(limits: Limits, tokens_max: int) -> int:
     return -(-tokens_max // limits.prefill_tokens_per_decode) + 1
 
 
-def decode_bound_turns(lanes: int, batch_max: int) -> int:
-    """Return for how many turns at most a sequence that is ready waits, itself included."""
-    return 2 * -(-lanes // batch_max)
+def decode_bound_turns(lanes: int, batch_max: int, block: int) -> int:
+    """Return for how many turns at most a sequence that is ready waits, itself included.
+
+    ``block``: how many lanes may share a job, all of them unless rows are fixed.
+    """
+    jobs = -(-lanes // block) * -(-block // batch_max)
+    return 2 * min(lanes, jobs)
 
 
 # ---------------------------------------------------------------------------- decode
@@ -71,12 +78,32 @@ def decode_bound_turns(lanes: int, batch_max: int) -> int:
 def _choose_decode(state: State, model: ModelState) -> Plan | None:
     ready = _live(state, state.decode_ready, model, is_decoding)
     sizes = _submodels(model, "decode", tokens=1)
+    if sizes[-1].fixed_rows:
+        ready = _of_one_block(state, model, sizes, ready)
     requests = _together(ready, _rows_max(state, sizes))
-    buffer, count = _fit(state, model, sizes, len(requests))
-    if buffer is None:
+    if not requests:
         return None
-    rows = [_decode_row(state, request) for request in requests[:count]]
-    return _plan(model, "decode", buffer, rows)
+    rows = [_decode_row(state, request) for request in requests]
+    buffer, rows = _fit(state, model, sizes, rows)
+    return None if buffer is None else _plan(model, "decode", buffer, rows)
+
+
+def _of_one_block(
+    state: State, model: ModelState, sizes: list[SubmodelFacts], ready: Iterator[RequestState]
+) -> Iterator[RequestState]:
+    """Yield the requests whose lanes may share a job with the first one's (E15).
+
+    Why the order stays fair: what is ready goes round by blocks, so a sequence waits for one job of
+    every other block that was there before it.
+    """
+    widest = _widest(state, model, sizes)
+    block: int | None = None
+    for request in ready:
+        assert request.lane is not None
+        own = block_of(model, widest, request.lane)
+        if block is None or own == block:
+            block = own
+            yield request
 
 
 def _decode_row(state: State, request: RequestState) -> PlanRow:
@@ -124,14 +151,14 @@ def _prefill_alone(
         return None
     row = _prefill_row(state, model, request, lane)
     sizes = _submodels(model, "prefill", tokens=len(row.tokens), start=row.start)
-    buffer, _ = _fit(state, model, [size for size in sizes if size.batch_max == 1] or sizes, 1)
+    buffer, _ = _fit(state, model, [size for size in sizes if size.batch_max == 1] or sizes, [row])
     return None if buffer is None else _plan(model, "prefill", buffer, [row])
 
 
 def _short(state: State, model: ModelState) -> Plan | None:
     """Return a job of the first short prompts: as many as lanes, batch and token budget take."""
-    lanes = sorted(model.empty_lanes)
     sizes = _submodels(model, "prefill", tokens=1)
+    lanes = _empty_lanes(state, model, sizes)
     most = min(len(lanes), _rows_max(state, sizes))
     rows: list[PlanRow] = []
     left = state.limits.prefill_tokens_max
@@ -143,8 +170,21 @@ def _short(state: State, model: ModelState) -> Plan | None:
     if not rows:
         return None
     width = max(len(row.tokens) for row in rows)
-    buffer, count = _fit(state, model, _submodels(model, "prefill", tokens=width), len(rows))
-    return None if buffer is None else _plan(model, "prefill", buffer, rows[:count])
+    buffer, rows = _fit(state, model, _submodels(model, "prefill", tokens=width), rows)
+    return None if buffer is None else _plan(model, "prefill", buffer, rows)
+
+
+def _empty_lanes(state: State, model: ModelState, sizes: list[SubmodelFacts]) -> list[int]:
+    """Return the empty lanes that may share a prefill, lowest first.
+
+    Where rows are fixed these are of the lowest one's block (E15).
+    """
+    lanes = sorted(model.empty_lanes)
+    if lanes and sizes[-1].fixed_rows:
+        widest = _widest(state, model, sizes)
+        block = block_of(model, widest, lanes[0])
+        return [lane for lane in lanes if block_of(model, widest, lane) == block]
+    return lanes
 
 
 def _prefill_row(state: State, model: ModelState, request: RequestState, lane: int) -> PlanRow:
@@ -232,27 +272,47 @@ def _submodels(model: ModelState, task: str, *, tokens: int, start: int = 0) -> 
     ]
 
 
+def _widest(state: State, model: ModelState, sizes: list[SubmodelFacts]) -> SubmodelFacts:
+    """Return the submodel of the largest batch that may be run full."""
+    facts = model.facts
+    assert facts is not None
+    for size in reversed(sizes):
+        if takes_rows(state, facts, size, size.batch_max):
+            return size
+    return sizes[-1]
+
+
 def _fit(
-    state: State, model: ModelState, sizes: list[SubmodelFacts], rows: int
-) -> tuple[int | None, int]:
-    """Return a free buffer and how many of the rows it takes: all in the smallest batch that does.
+    state: State, model: ModelState, sizes: list[SubmodelFacts], rows: list[PlanRow]
+) -> tuple[int | None, list[PlanRow]]:
+    """Return a free buffer and the rows that it takes: all, in the smallest batch that does.
 
     If none takes all, the largest batch that may run is filled (E15: where inactive rows are
     undefined, only full ones).
     """
     facts = model.facts
     assert facts is not None
+    count = len(rows)
     for size in sizes:
-        if size.batch_max >= rows and takes_rows(state, facts, size, rows):
+        if size.batch_max >= count and takes_rows(state, facts, size, count):
             buffer = free_buffer(model, size)
-            if buffer is not None:
+            if buffer is not None and len(_beside_first(model, size, rows)) == count:
                 return buffer, rows
     for size in reversed(sizes):
-        if size.batch_max <= rows and takes_rows(state, facts, size, size.batch_max):
+        if size.batch_max <= count and takes_rows(state, facts, size, size.batch_max):
             buffer = free_buffer(model, size)
-            if buffer is not None:
-                return buffer, size.batch_max
-    return None, 0
+            taken = _beside_first(model, size, rows)[: size.batch_max]
+            if buffer is not None and len(taken) == size.batch_max:
+                return buffer, taken
+    return None, []
+
+
+def _beside_first(model: ModelState, size: SubmodelFacts, rows: list[PlanRow]) -> list[PlanRow]:
+    """Return the rows whose lanes may share a job of this submodel with the first one's."""
+    if not size.fixed_rows:
+        return rows
+    block = block_of(model, size, rows[0].lane)
+    return [row for row in rows if block_of(model, size, row.lane) == block]
 
 
 def free_buffer(model: ModelState, submodel: SubmodelFacts) -> int | None:
@@ -281,10 +341,11 @@ def bounds(state: State, model: ModelState) -> dict[str, int]:
     ]
     partial = takes_rows(state, facts, full[-1], 1)
     batch = min(state.limits.batch_rows_max, full[-1].batch_max) if partial else 1
+    block = full[-1].batch_max if full[-1].fixed_rows else facts.lane_count
     width = max(size.tokens_max for size in facts.tasks["prefill"])
     tokens_max = max(width, state.limits.prefill_tokens_max)
     return {
-        "decode": decode_bound_turns(facts.lane_count, batch),
+        "decode": decode_bound_turns(facts.lane_count, batch, min(block, facts.lane_count)),
         "prefill": prefill_bound_turns(state.limits, tokens_max),
         "long_prefill": state.limits.short_turns_max,
     }

@@ -50,7 +50,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
     {
         "EngineStarted": (2, inputs.EngineStarted),
         "LoadRequested": (1, inputs.LoadRequested),
-        "ArtifactValidated": (2, inputs.ArtifactValidated),
+        "ArtifactValidated": (3, inputs.ArtifactValidated),
         "ArtifactRefused": (1, inputs.ArtifactRefused),
         "ModelConfigured": (1, inputs.ModelConfigured),
         "ConfigureFailed": (1, inputs.ConfigureFailed),

@@ -41,6 +41,17 @@ def test_the_shipped_models_verify(name: str) -> None:
     assert verdict["routing_equal"] is True
 
 
+@pytest.mark.parametrize("rule", ["undefined", "mask_csr"])
+def test_a_batch_with_fixed_rows_is_packed_and_verifies(tmp_path: Path, rule: str) -> None:
+    """Golden rows go one at a time, which no lane rule forbids (E15)."""
+    packed = tmp_path / "packed"
+    options = ("--batch", "1,4", "--context", 64, "--fixed-rows", "--lane-rule", rule)
+    laneway("model", "pack", MODELS / "tiny-moe", packed, *options).done()
+    told = json.loads((packed / "manifest.json").read_text())
+    assert (told["fixed_rows"], told["lane_rule"]) == (True, rule)
+    assert laneway("model", "verify", packed, "--json").done().row["routing_equal"] is True
+
+
 @pytest.mark.parametrize(
     "shape",
     [

@@ -366,12 +366,14 @@ def test_options(make_hf_folder: MakeHfFolder, tmp_path: Path) -> None:
         context=33,
         chips=1,
         lane_rule="mask_csr",
+        fixed_rows=True,
         kv_layout="auto",
         name="mine.v2",
     )
     assert (manifest.lanes, manifest.context, manifest.layout) == (2, 33, "single")
     assert (manifest.chips.count, manifest.chips.mask) == (1, 1)
     assert (manifest.lane_rule, manifest.kv_layout) == ("mask_csr", "auto")
+    assert manifest.fixed_rows and read_artifact(tmp_path / "calbin").manifest == manifest
     assert manifest.name == "mine.v2"
 
 

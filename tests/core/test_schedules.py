@@ -33,6 +33,7 @@ def shapes(draw: st.DrawFn) -> Shape:
             priority_step_tokens=draw(st.sampled_from([1, 4096])),
             tenant_weights=(("big", 4),),
         ),
+        fixed=draw(st.booleans()),
     )
 
 
@@ -127,6 +128,24 @@ def test_batches_are_filled() -> None:
         if event.data["task"] == "decode" and event.data["origin"] == "request"
     ]
     assert decodes.count(16) >= 6 and len(decodes) <= 8, decodes
+    it.rig.close()
+
+
+def test_blocks_of_fixed_rows_take_turns() -> None:
+    """Lanes that share jobs go in blocks of four, each block once in four decodes (E15, R5.4)."""
+    it = Scheduled(
+        Shape((1, 4), 12, "length_zero", 1, Limits(inflight_jobs_max=1, prefill_tokens_max=8), True)
+    )
+    for number in range(60):
+        it.rig.submit([1 + number % 50, 2], seed=number, max_tokens=2 + number % 9)
+    it.rig.run()
+    it.rig.check_answers()
+    decodes = [job for job in it.rig.device.submitted if job.task == "decode"]
+    gaps = [job.places for job in decodes if job.places and job.places[-1] >= len(job.places)]
+    assert any(places[0] > 0 for places in gaps) and (0, 1, 2, 3) in {j.places for j in decodes}
+    assert it.bounds["decode"] == 8, "sixteen lanes in blocks of four, and a prefill before each"
+    assert 4 < it.meter.longest["decode"] <= 8
+    it.check_bounds()
     it.rig.close()
 
 

@@ -103,6 +103,44 @@ def test_any_mix_has_the_bits_of_solo_runs(
     real.close()
 
 
+@pytest.mark.parametrize("rule", ["length_zero", "mask_csr", "scratch_lane", "undefined"])
+@pytest.mark.parametrize("inflight", [1, 2])
+def test_rows_fixed_to_lanes_have_the_bits_of_solo_runs(
+    solo: Solo, rule: str, inflight: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lane has its own row, with inactive rows before and between, by every lane rule (E15).
+
+    A row in the place of another would be refused, or give bits of another sequence.
+    """
+    calbin = pack_with_end_tokens(tmp_path, batch=(1, 4), lanes=8, lane_rule=rule, fixed_rows=True)
+    log = LogitsLog(monkeypatch)
+    real = RealEngine(
+        calbin,
+        limits=Limits(inflight_jobs_max=inflight, long_prefill_threshold_tokens=8),
+        together=True,
+    )
+    order = [int(n) for n in np.random.default_rng(inflight).permutation(ASKS)]
+    for ask in order:
+        real.submit(solo.asks[ask])
+        for _ in range(ask % 5):
+            real.engine.advance()
+    real.run()
+    check(solo, real, log, order, set())
+    assert not real.log.refused and not real.simulator.violations()
+    gaps = [places for places in log.places if places and places[-1] >= len(places)]
+    full = [places for places in log.places if places == (0, 1, 2, 3)]
+    assert full, "no batch was full"
+    if rule == "undefined":
+        assert not gaps, "a batch was not full"
+        assert set(log.rows) == {1, 4}
+    else:
+        assert any(places[0] > 0 for places in gaps), "no batch began with an inactive row"
+        assert any(places[-1] - places[0] >= len(places) for places in gaps), (
+            "no batch had an inactive row between others"
+        )
+    real.close()
+
+
 @pytest.mark.soak
 def test_ten_thousand_requests_in_one_threaded_run(
     solo: Solo, monkeypatch: pytest.MonkeyPatch

@@ -155,9 +155,9 @@ WIRE_NAMES = {
     ),
     "LoadRequested": (1, "model alias source"),
     "ArtifactValidated": (
-        2,
+        3,
         "model name sha256 architecture layout lane_rule context_tokens vocabulary lane_count"
-        " end_tokens submodels[name task batch_max tokens_max incremental] chip_bytes"
+        " end_tokens submodels[name task batch_max tokens_max incremental fixed_rows] chip_bytes"
         f" {CHIPS} trials[origin prompt forced batch]",
     ),
     "ArtifactRefused": (1, "model reason"),

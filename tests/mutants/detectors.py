@@ -14,6 +14,7 @@ from support.fake_device import KvFault
 from support.journal_steps import run_core, tamper
 from support.machine_run import MachineRun
 from support.rig import Rig
+from support.schedules import Scheduled, Shape
 from support.script import begin, finish_and_check
 from support.text_model import Wish
 
@@ -53,6 +54,18 @@ def crowd() -> None:
     rig.check_answers()
     rig.check_idle()
     rig.close()
+
+
+def blocks() -> None:
+    """Requests of several lengths on lanes whose rows are fixed, in blocks of four."""
+    it = Scheduled(Shape((1, 4), 4, "length_zero", 1, Limits(prefill_tokens_max=2), fixed=True))
+    for number in range(24):
+        it.rig.submit([number + 1, 3], seed=number, max_tokens=9 + number % 2, ignore_eos=True)
+    it.rig.run()
+    it.rig.check_answers()
+    it.rig.check_idle()
+    it.check_bounds()
+    it.rig.close()
 
 
 def cancels() -> None:
@@ -347,6 +360,7 @@ Detector = Callable[[], None]
 DETECTORS: tuple[Detector, ...] = (
     script,
     crowd,
+    blocks,
     cancels,
     stale_completions,
     kv_not_applied,

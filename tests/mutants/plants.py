@@ -355,6 +355,17 @@ def pool_key_without_task(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planning, "validate", lambda known, chosen: None)
 
 
+def rows_not_at_their_lanes(patch: pytest.MonkeyPatch) -> None:
+    def places(model: state.ModelState, submodel: SubmodelFacts, lanes: list[int]) -> Any:
+        return tuple(range(len(lanes))) if submodel.fixed_rows else ()
+
+    patch.setattr(planning, "places_of", places)
+
+
+def taken_rows_left_in_the_queue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(evolve_jobs, "_drop_taken", lambda known, job: None)
+
+
 # ---------------------------------------------------------------------------- journal order
 
 
@@ -593,6 +604,16 @@ MUTANTS: tuple[Mutant, ...] = (
         _d.crowd,
         "lane.*no transition 'bind'",
         "two sequences on one lane",
+    ),
+    _mutant(
+        "E15", rows_not_at_their_lanes, _d.blocks, "E15", "a lane's row of the batch is another's"
+    ),
+    _mutant(
+        "E15, I9",
+        taken_rows_left_in_the_queue,
+        _d.blocks,
+        "I9",
+        "a sequence that was taken out of its turn stands in the queue twice",
     ),
     _mutant("E2", pool_key_without_task, _d.script, "R4.1", "a buffer of the other task is taken"),
     _mutant("E11, I6", two_in_flight, _d.script, "I6", "the ceiling is ignored"),

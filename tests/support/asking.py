@@ -93,13 +93,13 @@ def draw_ask(random: np.random.Generator, *, tokens_max: int = 16) -> Ask:
 
 
 def pack_with_end_tokens(
-    folder: Path, *, batch: tuple[int, ...] = (1, 4), lanes: int = LANES
+    folder: Path, *, batch: tuple[int, ...] = (1, 4), lanes: int = LANES, **options: Any
 ) -> Path:
     """Pack the small mixture of experts, with end tokens so that some answers stop."""
     source = Path(shutil.copytree(ROOT / "models" / "tiny-moe", folder / "model"))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": list(END_TOKENS)}))
-    pack(source, folder / "calbin", batch=batch, context=CONTEXT, lanes=lanes)
+    pack(source, folder / "calbin", batch=batch, context=CONTEXT, lanes=lanes, **options)
     return folder / "calbin"
 
 

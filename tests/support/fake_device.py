@@ -133,6 +133,8 @@ class FakeDevice:
     _reserved: dict[int, int] = attrs.Factory(dict)
     _doubted: set[int] = attrs.Factory(set)
     _bound: set[int] = attrs.Factory(set)
+    _pool: dict[int, str] = attrs.Factory(dict)
+    _lane_first: int = 0
 
     def describe(self) -> DeviceFacts:
         return DeviceFacts(
@@ -292,6 +294,7 @@ class FakeDevice:
             return
         assert effect.buffer not in self._busy, f"E1: buffer/{effect.buffer} is in use"
         assert len(self._running) < self.inflight_max, "E11: too many jobs in flight"
+        self._check_rows(effect)
         self._ticket += 1
         self._busy[effect.buffer] = effect.job
         self._running.append((effect, self._ticket))
@@ -304,6 +307,23 @@ class FakeDevice:
         if told == "early":
             self.finish_job()
         self.post(accepted)
+
+    def _check_rows(self, effect: SubmitJob) -> None:
+        """Hold the rows of a job against what the calbin takes."""
+        facts = self.artifact(effect.model)
+        if effect.buffer not in self._pool:
+            return
+        size = facts.by_name[self._pool[effect.buffer]]
+        whole = len(effect.rows) == size.batch_max
+        assert whole or facts.lane_rule != "undefined", f"E15: {len(effect.rows)} rows of {size}"
+        if not size.fixed_rows:
+            assert not effect.places, "E15: rows of this calbin are free"
+            return
+        rows = zip(effect.places, effect.rows, strict=True)
+        firsts = {row.lane - self._lane_first - place for place, row in rows}
+        assert len(firsts) == 1 and firsts.pop() % size.batch_max == 0, (
+            f"E15: rows {effect.places} of {size.name} have the lanes of others: {effect.rows}"
+        )
 
     def _restore(self, effect: RestoreBuffer) -> None:
         assert all(job.buffer != effect.buffer for job, _ in self._running), "E4: job still runs"
@@ -374,6 +394,12 @@ class FakeDevice:
             self._bound,
         ):
             held.clear()
+        self._lane_first = effect.lane_first
+        self._pool = {
+            number: plan.submodel
+            for plan in effect.buffers
+            for number in range(plan.first, plan.first + plan.count)
+        }
         self.post(
             ModelConfigured(
                 model=effect.model,

@@ -14,12 +14,14 @@ from laneway.engine.effects import SubmitJob
 class LogitsLog:
     """Keeps, for each request, the hash of the logits behind each of its positions.
 
-    ``rows`` counts the rows of each job of a decode, so that a test can tell that batches were run.
+    ``rows`` counts the rows of each job of a decode, so that a test can tell that batches were run;
+    ``places`` are their rows of the batch where those are fixed to lanes.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.of: dict[int, dict[int, str]] = {}
         self.rows: list[int] = []
+        self.places: list[tuple[int, ...]] = []
         real = Results.read
 
         def read(results: Results, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> Any:
@@ -33,8 +35,9 @@ class LogitsLog:
         logits = read_logits(buffer, model.vocabulary)
         if effect.task == "decode":
             self.rows.append(len(effect.rows))
-        for index, row in enumerate(effect.rows):
-            if row.sampling is not None:
+            self.places.append(effect.places)
+        for index, row in enumerate(effect.batch_rows):
+            if row is not None and row.sampling is not None:
                 position = row.start + len(row.tokens)
                 digest = hashlib.sha256(logits[index].tobytes()).hexdigest()
                 self.of.setdefault(row.owner, {})[position] = digest

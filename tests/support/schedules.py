@@ -19,7 +19,9 @@ VERIFIED = (
 )
 
 
-def wide(model: int, *, lanes: int, batches: tuple[int, ...], rule: str) -> ArtifactValidated:
+def wide(
+    model: int, *, lanes: int, batches: tuple[int, ...], rule: str, fixed: bool = False
+) -> ArtifactValidated:
     """Return the fake's artifact with submodels of several batches."""
     submodels = tuple(
         SubmodelFacts(
@@ -28,6 +30,7 @@ def wide(model: int, *, lanes: int, batches: tuple[int, ...], rule: str) -> Arti
             batch_max=size,
             tokens_max=CONTEXT if task == "prefill" else 1,
             incremental=task == "prefill",
+            fixed_rows=fixed,
         )
         for task in ("prefill", "decode")
         for size in batches
@@ -47,6 +50,7 @@ class Shape:
     rule: str
     inflight: int
     limits: Limits
+    fixed: bool = False
 
 
 class Scheduled:
@@ -57,7 +61,9 @@ class Scheduled:
         device = FakeDevice(
             inflight_max=shape.inflight,
             verified=VERIFIED,
-            artifact=lambda model: wide(model, lanes=lanes, batches=shape.batches, rule=shape.rule),
+            artifact=lambda model: wide(
+                model, lanes=lanes, batches=shape.batches, rule=shape.rule, fixed=shape.fixed
+            ),
         )
         device.order = list(order)
         self.rig = Rig(device=device, limits=shape.limits)

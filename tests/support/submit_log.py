@@ -98,6 +98,8 @@ class SubmitLog:
         for row in range(asked.lane_count):
             lane = asked.lanes[row]
             assert lane.tokens == lengths[row]
+            if not lane.active:
+                continue
             if lane.kv_len == 0:
                 self._sequences[lane.lane] = self._prefills
                 self._prefills += 1
