@@ -8,6 +8,7 @@ some of ``input``, ``output`` and ``reuse`` with ``+`` between them; profile ``t
 ``overlap=`` says what of two jobs in flight overlaps: 0 nothing, 1 their commands only, 2 the
 transfer to the device with the other's compute, 3 (default) all three phases. ``persona=`` makes
 the board answer for its capabilities like another runtime: a file, or the name of one shipped here.
+``reset1=`` … ``reset4=`` say what a reset level does, ``reset1_claims=`` … what it claims to do.
 ``records=none`` leaves out the records of verification that the simulator carries without a persona
 (conformance.py).
 
@@ -31,7 +32,8 @@ CLOCKS = ("real", "manual", "virtual")
 BOARD_KEYS = (
     *("seed", "clock", "scale", "strict", "capture", "checks", "overlap", "dram_bytes"),
     *("h2d", "d2h", "prefill", "decode", "persona"),
-    *("runtime_version", "driver_version", "firmware_version"),
+    *("runtime_version", "driver_version", "firmware_version", "reset_interval"),
+    *(f"reset{level}{claims}" for level in range(1, 5) for claims in ("", "_claims")),
 )
 KEYS = (*BOARD_KEYS, "faults", "records")
 

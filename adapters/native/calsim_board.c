@@ -38,10 +38,10 @@ npurt_status npurt_device_describe(uint32_t index, npurt_device_desc *out) {
   status = calsim_config_parse(NULL, &config);
   if (status != NPURT_OK) return status;
   calsim_device *d = calsim_lock_latest();
-  calsim_describe(d != NULL ? &d->config : &config, &desc);
-  if (d != NULL) {
-    desc.owner_known = 1;
-    desc.owner_pid = (uint32_t)getpid();
+  if (d == NULL) {
+    calsim_describe(&config, &desc);
+  } else {
+    calsim_describe_now(d, &desc);
     calsim_unlock(d);
   }
   calsim_put(out, &desc, sizeof desc);
@@ -54,10 +54,8 @@ npurt_status npurt_sim_describe(npurt_device *handle, npurt_device_desc *out) {
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   npurt_device_desc desc;
-  calsim_describe(&d->config, &desc);
+  calsim_describe_now(d, &desc);
   calsim_unlock(d);
-  desc.owner_known = 1;
-  desc.owner_pid = (uint32_t)getpid();
   calsim_put(out, &desc, sizeof desc);
   return NPURT_OK;
 }
@@ -188,11 +186,24 @@ void calsim_health_set(calsim_device *d, uint32_t state, uint32_t advised, uint3
   calsim_event(d, NPURT_EV_HEALTH, 0, chip, NPURT_OK, "health %u, advised %u", worst, d->advised);
 }
 
+/* Faults of a look at the health; false when the device was closed meanwhile. */
+static bool pass_health_fault(calsim_device *d) {
+  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_HEALTH, &(calsim_occasion){.job = NULL});
+  if (rule == NULL) return true;
+  if (rule->kind == CALSIM_HEALTH_BLOCK) return calsim_spend(d, rule->for_ns);
+  calsim_carry_device(d, rule);
+  return true;
+}
+
 npurt_status npurt_device_health(npurt_device *handle, npurt_health *out) {
   npurt_status status = CALSIM_CHECK(out, npurt_health);
   if (status != NPURT_OK) return status;
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
+  if (!pass_health_fault(d)) {
+    calsim_unlock(d);
+    return calsim_error(NPURT_E_BAD_HANDLE, "the device was closed during the call");
+  }
   bool computes = calsim_computes(d);
   npurt_health health = {.device_epoch = d->epoch,
                          .observed_ns = calsim_now(d),
@@ -254,11 +265,17 @@ npurt_status npurt_device_memory(npurt_device *handle, uint32_t chip, npurt_memo
     npurt_memory memory = {.chip = chip,
                            .valid_mask = 0x7f,
                            .total = d->config.dram_bytes,
-                           .used = calsim_chip_used(c),
+                           .used = calsim_chip_used(d, chip),
                            .params = c->params,
                            .kv = c->kv,
                            .workspace = c->workspace,
-                           .dynamic = c->dynamic};
+                           .dynamic =
+                               c->dynamic + calsim_leaked(d, chip, NPURT_FX_FREES_DYNAMIC),
+                           .unaccounted = calsim_leaked(d, chip, 0) +
+                                          calsim_leaked(d, chip, NPURT_FX_FREES_ALL)};
+    const calsim_rule *rule =
+        calsim_fault_at(d, CALSIM_AT_MEMORY, &(calsim_occasion){.job = NULL});
+    if (rule != NULL) (&memory.total)[rule->field] += (uint64_t)rule->amount;
     calsim_put(out, &memory, sizeof memory);
   }
   calsim_unlock(d);

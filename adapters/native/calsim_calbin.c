@@ -229,11 +229,13 @@ npurt_status npurt_calbin_csr(npurt_calbin *handle, uint32_t sub, uint32_t i, np
 
 /* ---- configure, release ---------------------------------------------------------------- */
 
-static npurt_status check_configurable(const calsim_device *d, const calsim_calbin *c,
+static npurt_status check_configurable(calsim_device *d, const calsim_calbin *c,
                                        uint32_t chip_mask) {
-  if (d->resetting || calsim_is_busy(d) || calsim_in_flight(d) > 0)
+  if (d->resetting || d->configuring || calsim_is_busy(d) || calsim_in_flight(d) > 0)
     return calsim_error(NPURT_E_OBJECT_IN_FLIGHT,
-                        "configure while jobs are in flight or a reset runs");
+                        "configure while jobs are in flight, or a reset or a configuration runs");
+  npurt_status status = calsim_check_owner(d);
+  if (status != NPURT_OK) return status;
   if (c->state == CALSIM_CONFIGURED)
     return calsim_error(NPURT_E_BAD_STATE, "the calbin is configured already");
   if (chip_mask != 0 && chip_mask != c->m->chip_mask)
@@ -245,7 +247,7 @@ static npurt_status check_configurable(const calsim_device *d, const calsim_calb
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
     const calsim_account *a = &c->account;
     uint64_t need = a->params[chip] + a->kv[chip] + a->workspace[chip] + a->other[chip];
-    uint64_t used = calsim_chip_used(&d->chips[chip]);
+    uint64_t used = calsim_chip_used(d, chip);
     if (need > d->config.dram_bytes - used)
       return calsim_error(NPURT_E_DEVICE_MEMORY, "chip %u: %llu bytes needed, %llu free", chip,
                           (unsigned long long)need,
@@ -277,6 +279,49 @@ static npurt_status attach(calsim_device *d, calsim_calbin *c) {
   return NPURT_OK;
 }
 
+/* Which effect of a reset ends a leak that ends with this level. */
+static uint64_t ended_by(uint32_t level) {
+  return level == 0                    ? 0
+         : level == CALSIM_DYNAMIC_MEM ? NPURT_FX_FREES_DYNAMIC
+                                       : NPURT_FX_FREES_ALL;
+}
+
+static void leak_by(calsim_device *d, const calsim_rule *rule) {
+  calsim_leak_add(d, (calsim_leak){.chip = rule->chip,
+                                   .bytes = rule->bytes,
+                                   .ended_by = ended_by(rule->release_level),
+                                   .until_ns = UINT64_MAX});
+}
+
+/* Let the time of a hanging configuration pass, with everybody else kept out. */
+static npurt_status hang(calsim_device *d, const calsim_rule *rule, uint64_t timeout_ns) {
+  bool late = rule->heeds && rule->for_ns > timeout_ns;
+  d->configuring = true;
+  bool open = calsim_spend(d, late ? timeout_ns : rule->for_ns);
+  d->configuring = false;
+  pthread_cond_broadcast(&d->changed);
+  if (!open) return calsim_error(NPURT_E_BAD_HANDLE, "the device was closed during the call");
+  if (!late) return NPURT_OK;
+  return calsim_error(NPURT_E_CONFIGURE_FAILED, "not configured after %llu ns",
+                      (unsigned long long)timeout_ns);
+}
+
+/* Faults of a configuration that could be. */
+static npurt_status pass_configure_fault(calsim_device *d, calsim_calbin *c, uint64_t timeout_ns,
+                                         bool *spoilt) {
+  const calsim_occasion about = {.calbin = c};
+  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_CONFIGURE, &about);
+  if (rule == NULL) return NPURT_OK;
+  if (rule->kind == CALSIM_CONFIGURE_HANG) return hang(d, rule, timeout_ns);
+  *spoilt = rule->kind == CALSIM_WARMUP_WRONG;
+  if (*spoilt) return NPURT_OK;
+  if (rule->kind == CALSIM_CONFIGURE_FAIL)
+    return calsim_error(rule->code, "not configured, by fault %s", rule->id);
+  leak_by(d, rule);
+  return calsim_error(NPURT_E_CONFIGURE_FAILED, "broken off with memory taken, by fault %s",
+                      rule->id);
+}
+
 npurt_status npurt_calbin_configure(npurt_calbin *handle, const npurt_configure_params *p,
                                     npurt_configure_result *out) {
   npurt_status status = CALSIM_CHECK(p, npurt_configure_params);
@@ -288,11 +333,14 @@ npurt_status npurt_calbin_configure(npurt_calbin *handle, const npurt_configure_
   npurt_configure_result result = {.device_epoch = d->epoch};
   uint64_t begin = calsim_now(d);
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
-    result.mem_before[chip] = calsim_chip_used(&d->chips[chip]);
+    result.mem_before[chip] = calsim_chip_used(d, chip);
   status = check_configurable(d, c, p->chip_mask);
+  bool spoilt = false;
+  if (status == NPURT_OK) status = pass_configure_fault(d, c, p->timeout_ns, &spoilt);
   if (status == NPURT_OK) status = attach(d, c);
+  c->spoilt = spoilt;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
-    result.mem_after[chip] = calsim_chip_used(&d->chips[chip]);
+    result.mem_after[chip] = calsim_chip_used(d, chip);
   result.duration_ns = calsim_now(d) - begin;
   result.generation = status == NPURT_OK ? c->generation : 0;
   if (status == NPURT_OK)
@@ -322,17 +370,38 @@ void calsim_calbin_drop(calsim_device *d, calsim_calbin *c, uint32_t state, bool
   d->configured = NULL;
 }
 
+/* Memory that a release leaves, by fault. */
+static void pass_release_fault(calsim_device *d, const calsim_calbin *c) {
+  const calsim_occasion about = {.calbin = c};
+  const calsim_rule *rule = calsim_fault_at(d, CALSIM_AT_RELEASE, &about);
+  if (rule != NULL && rule->kind != CALSIM_RELEASE_SLOW) leak_by(d, rule);
+  if (rule == NULL || rule->kind != CALSIM_RELEASE_SLOW) return;
+  uint64_t now = calsim_now(d);
+  for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) {
+    const calsim_account *a = &c->account;
+    calsim_leak_add(
+        d, (calsim_leak){.chip = chip,
+                         .bytes = a->params[chip] + a->kv[chip] + a->workspace[chip] +
+                                  a->other[chip],
+                         .until_ns =
+                             rule->for_ns > UINT64_MAX - now ? UINT64_MAX : now + rule->for_ns});
+  }
+}
+
 npurt_status npurt_calbin_release(npurt_calbin *handle) {
   calsim_device *d;
   calsim_calbin *c = calsim_lock_object(handle, CALSIM_CALBIN, &d);
   if (c == NULL) return NPURT_E_BAD_HANDLE;
   npurt_status status = NPURT_OK;
-  if (c->children > 0) {
+  if (d->resetting || d->configuring) {
+    status = calsim_error(NPURT_E_BAD_STATE, "a reset or a configuration is running");
+  } else if (c->children > 0) {
     status = calsim_error(NPURT_E_OBJECT_IN_FLIGHT, "%u buffers or banks of the calbin exist",
                           c->children);
   } else {
     if (c->state == CALSIM_CONFIGURED) {
       calsim_calbin_drop(d, c, CALSIM_RELEASED, false);
+      pass_release_fault(d, c);
       calsim_event(d, NPURT_EV_MEMORY, 0, c->home_chip, NPURT_OK, "released %s", c->m->name);
     }
     calsim_remove_object(d, c->handle);

@@ -24,19 +24,48 @@ static void carry_ccu(calsim_job *job, const calsim_rule *rule) {
 
 /* ---- the device ------------------------------------------------------------------------ */
 
-static void fall_sick(calsim_device *d, const calsim_rule *rule) {
-  uint32_t state = rule->kind == CALSIM_DEVICE_LOST ? CALSIM_HEALTH_LOST : CALSIM_HEALTH_UNHEALTHY;
-  if (rule->kind != CALSIM_UNHEALTHY) d->sticky = rule->code;
-  d->cure_level = rule->release_level;
-  calsim_health_set(d, state, rule->release_level != 0 ? rule->release_level : 102, rule->chip);
-  if (rule->kind != CALSIM_DEVICE_LOST) return;
+/* Every job in flight is lost, or, wedged, makes no progress any more. */
+static void strike_jobs(calsim_device *d, const calsim_rule *rule) {
   for (uint32_t i = 0; i < d->job_count; ++i) {
     calsim_job *job = d->jobs[i];
     if (job->state >= NPURT_JOB_DONE) continue;
     atomic_store(&job->abort, true); /* the other bank may be at work */
-    calsim_job_end(d, job, NPURT_JOB_LOST, NPURT_E_JOB_LOST, CALSIM_KV_UNKNOWN, 0);
+    if (rule->kind == CALSIM_DEVICE_LOST) {
+      calsim_job_end(d, job, NPURT_JOB_LOST, NPURT_E_JOB_LOST, CALSIM_KV_UNKNOWN, 0);
+    } else if (!job->hung) {
+      job->hung = true;
+      job->release_level = rule->release_level;
+      calsim_forget_events(d, job);
+    }
   }
   pthread_cond_broadcast(&d->work);
+}
+
+void calsim_fall_sick(calsim_device *d, const calsim_rule *rule) {
+  uint32_t state = rule->kind == CALSIM_DEVICE_LOST ? CALSIM_HEALTH_LOST
+                   : rule->kind == CALSIM_WEDGED    ? CALSIM_HEALTH_WEDGED
+                                                    : CALSIM_HEALTH_UNHEALTHY;
+  if (rule->kind != CALSIM_UNHEALTHY) d->sticky = rule->code;
+  d->cure_level = rule->release_level;
+  calsim_health_set(d, state, rule->release_level != 0 ? rule->release_level : 102, rule->chip);
+  if (state >= CALSIM_HEALTH_WEDGED) strike_jobs(d, rule);
+}
+
+void calsim_carry_device(calsim_device *d, const calsim_rule *rule) {
+  switch (rule->kind) {
+    case CALSIM_EPOCH_BUMP: calsim_foreign_reset(d, 0); break;
+    case CALSIM_OWNER_CHANGE: calsim_take_away(d, rule); break;
+    case CALSIM_VERSION_MISMATCH:
+      d->told_field = rule->field + 1;
+      calsim_copy_text(d->told_version, sizeof d->told_version, rule->version);
+      break;
+    default: calsim_fall_sick(d, rule);
+  }
+}
+
+void calsim_carry_instant(calsim_device *d, uint32_t rule) {
+  const calsim_rule *fired = calsim_time_fault(d, rule);
+  if (fired != NULL) calsim_carry_device(d, fired);
 }
 
 bool calsim_is_sick(const calsim_device *d) {
@@ -44,9 +73,9 @@ bool calsim_is_sick(const calsim_device *d) {
 }
 
 void calsim_cure(calsim_device *d, uint32_t level) {
-  enum { CCU = 1, DEVICE_SOFT = 4 };
   bool cures = calsim_is_sick(d) ? d->cure_level != 0 && level >= d->cure_level
-                                 : level == CCU || level == DEVICE_SOFT;
+                                 : level == CALSIM_CCU || level == CALSIM_DEVICE_SOFT;
+  if (d->curse_level != 0 && level >= d->curse_level) d->curse = 0;
   if (!cures) return;
   d->sticky = NPURT_OK;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip)
@@ -91,9 +120,9 @@ int32_t calsim_temperature(calsim_device *d) {
 static void carry_drift(calsim_device *d, const calsim_job *job, const calsim_rule *rule,
                         uint64_t *cost) {
   stretch(cost, 1 + rule->factor / 100 * ((double)job->ordinal / 1e6));
-  calsim_chip *chip = &d->chips[job->calbin->home_chip];
-  uint64_t room = d->config.dram_bytes - calsim_chip_used(chip);
-  chip->dynamic += rule->bytes < room ? rule->bytes : room;
+  uint32_t chip = job->calbin->home_chip;
+  uint64_t room = d->config.dram_bytes - calsim_chip_used(d, chip);
+  d->chips[chip].dynamic += rule->bytes < room ? rule->bytes : room;
 }
 
 /* ---- a job ----------------------------------------------------------------------------- */
@@ -114,7 +143,8 @@ void calsim_carry_fault(calsim_device *d, calsim_job *job, const calsim_rule *ru
     case CALSIM_CCU_EXCEPTION: carry_ccu(job, rule); break;
     case CALSIM_UNHEALTHY:
     case CALSIM_STICKY:
-    case CALSIM_DEVICE_LOST: fall_sick(d, rule); break;
+    case CALSIM_WEDGED:
+    case CALSIM_DEVICE_LOST: calsim_fall_sick(d, rule); break;
     case CALSIM_THERMAL: carry_heat(d, rule, cost); break;
     case CALSIM_DRIFT: carry_drift(d, job, rule, cost); break;
     default: /* what is done to numbers */
@@ -127,4 +157,15 @@ void calsim_carry_fault(calsim_device *d, calsim_job *job, const calsim_rule *ru
                                     .position = rule->position,
                                     .victim = rule->victim};
   }
+}
+
+void calsim_carry_lasting(const calsim_device *d, calsim_job *job) {
+  bool garbage = d->curse == CALSIM_NUMERIC_GARBAGE;
+  if (d->curse == CALSIM_HANG && !job->over) {
+    job->hung = true;
+    job->release_level = d->curse_level;
+  }
+  if (job->damage.kind == 0 && (garbage || job->calbin->spoilt))
+    job->damage = (calsim_damage){
+        .kind = garbage ? CALSIM_NUMERIC_GARBAGE : CALSIM_NUMERIC_CONSTANT, .lanes = UINT64_MAX};
 }

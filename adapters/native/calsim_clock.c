@@ -33,6 +33,21 @@ struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns) {
                            .tv_nsec = (long)(ns % 1000000000u)};
 }
 
+bool calsim_spend(calsim_device *d, uint64_t ns) {
+  uint64_t now = calsim_now(d), until = ns > UINT64_MAX - now ? UINT64_MAX : now + ns;
+  if (!calsim_is_real(d)) {
+    /* Without end there is no instant to jump to: a day is more than anybody waits. */
+    const uint64_t day = 86400000000000u;
+    d->base_ns = ns > day ? now + day : until;
+    return !d->closing;
+  }
+  while (!d->closing && calsim_now(d) < until) {
+    struct timespec end = calsim_host_time(d, until);
+    pthread_cond_timedwait(&d->changed, &d->lock, &end);
+  }
+  return !d->closing;
+}
+
 /* ---- stepping -------------------------------------------------------------------------- */
 
 /* Wait for other steppers and resets; is there an event to fire? */

@@ -134,7 +134,9 @@ static const char *const KEYS[] = {
     "profile",         "seed",           "clock",           "scale", "strict",  "capture",
     "checks",          "overlap",        "h2d",             "d2h",   "prefill", "decode",
     "persona",         "dram_bytes",      "runtime_version", "driver_version",
-    "firmware_version"};
+    "firmware_version", "reset1",         "reset2",          "reset3", "reset4",
+    "reset1_claims",   "reset2_claims",   "reset3_claims",   "reset4_claims",
+    "reset_interval"};
 enum {
   PROFILE,
   SEED,
@@ -153,6 +155,11 @@ enum {
   RUNTIME,
   DRIVER,
   FIRMWARE,
+  RESET_1,
+  RESET_4 = RESET_1 + 3,
+  RESET_1_CLAIMS,
+  RESET_4_CLAIMS = RESET_1_CLAIMS + 3,
+  RESET_INTERVAL,
   KEY_COUNT
 };
 
@@ -161,6 +168,10 @@ static bool set_key(calsim_config *c, int key, const char *value) {
                                          "tp2-b4", "tp2-b8", "tp2-b16"};
   static const char *const overlaps[] = {"0", "1", "2", "3"};
   static const char *const clocks[] = {"manual", "real", "virtual"};
+  if (key >= RESET_1 && key <= RESET_4)
+    return calsim_scope_take(&c->scopes[key - RESET_1], false, value);
+  if (key >= RESET_1_CLAIMS && key <= RESET_4_CLAIMS)
+    return calsim_scope_take(&c->scopes[key - RESET_1_CLAIMS], true, value);
   switch (key) {
     case PROFILE: return choose(value, profiles, 7, &c->profile);
     case SEED: return calsim_parse_u64(value, &c->seed);
@@ -180,6 +191,7 @@ static bool set_key(calsim_config *c, int key, const char *value) {
     case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
     case RUNTIME: return take_version(value, c->runtime_version);
     case DRIVER: return take_version(value, c->driver_version);
+    case RESET_INTERVAL: return calsim_parse_time(value, &c->reset_interval_ns);
     default: return take_version(value, c->firmware_version);
   }
 }
@@ -228,6 +240,7 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   strcpy(out->driver_version, "0.1.0");
   strcpy(out->firmware_version, "0.1.0");
   out->checks = CALSIM_CHECK_ALL;
+  calsim_scopes_default(out);
   if (text == NULL) return NPURT_OK;
   if (strnlen(text, 65536) == 65536)
     return calsim_error(NPURT_E_INVALID_ARG, "config text of 64 KiB or more");

@@ -15,7 +15,16 @@ enum { SPIN_NS = 20000 }; /* below this a sleep overshoots more than it saves */
 /* ---- queue ----------------------------------------------------------------------------- */
 
 void calsim_push(calsim_device *d, calsim_job *job, uint32_t kind, uint64_t time) {
-  d->pending[d->pending_count++] = (calsim_pending){time, d->next_pending_seq++, kind, job};
+  d->pending[d->pending_count++] = (calsim_pending){
+      .time = time, .seq = d->next_pending_seq++, .kind = kind, .job = job, .ticket = job->ticket};
+  pthread_cond_broadcast(&d->work);
+}
+
+void calsim_push_instant(calsim_device *d, uint32_t rule, uint64_t time) {
+  d->pending[d->pending_count++] = (calsim_pending){.time = time,
+                                                    .seq = d->next_pending_seq++,
+                                                    .kind = NPURT_SIM_EVENT_FAULT,
+                                                    .rule = rule};
   pthread_cond_broadcast(&d->work);
 }
 
@@ -23,7 +32,8 @@ const calsim_pending *calsim_earliest(const calsim_device *d, uint32_t bank) {
   const calsim_pending *best = NULL;
   for (uint32_t i = 0; i < d->pending_count; ++i) {
     const calsim_pending *event = &d->pending[i];
-    if (bank != 0 && event->job->engine != bank) continue;
+    uint32_t of_bank = event->job != NULL ? event->job->engine : 1;
+    if (bank != 0 && of_bank != bank) continue;
     if (best == NULL || event->time < best->time ||
         (event->time == best->time && event->seq < best->seq))
       best = event;
@@ -40,6 +50,26 @@ static calsim_pending take(calsim_device *d, const calsim_pending *event) {
 void calsim_forget_events(calsim_device *d, const calsim_job *job) {
   for (uint32_t i = d->pending_count; i-- > 0;)
     if (d->pending[i].job == job) take(d, &d->pending[i]);
+}
+
+void calsim_forget_instants(calsim_device *d) {
+  for (uint32_t i = d->pending_count; i-- > 0;)
+    if (d->pending[i].kind == NPURT_SIM_EVENT_FAULT) take(d, &d->pending[i]);
+}
+
+static uint32_t ghosts(const calsim_device *d) {
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < d->pending_count; ++i)
+    count += d->pending[i].job == NULL && d->pending[i].kind == NPURT_SIM_EVENT_LATE_END;
+  return count;
+}
+
+void calsim_retire_events(calsim_device *d, const calsim_job *job) {
+  for (uint32_t i = d->pending_count; job->outlives && i-- > 0;)
+    if (d->pending[i].job == job && d->pending[i].kind == NPURT_SIM_EVENT_LATE_END &&
+        ghosts(d) < CALSIM_MAX_GHOSTS)
+      d->pending[i].job = NULL;
+  calsim_forget_events(d, job);
 }
 
 /* ---- resources ------------------------------------------------------------------------- */
@@ -126,18 +156,32 @@ bool calsim_is_busy(const calsim_device *d) {
   return false;
 }
 
+/* A late end that came after its job was retired: nobody's, and said all the same. */
+static void tell_ghost(calsim_device *d, npurt_ticket ticket) {
+  ++d->totals.late;
+  calsim_event(d, NPURT_EV_LATE_COMPLETION, ticket, 0, NPURT_OK, "told late, of a retired job");
+}
+
+/* An event that is no work of a phase. */
+static bool fire_at_once(calsim_device *d, const calsim_pending *event) {
+  switch (event->kind) {
+    case NPURT_SIM_EVENT_START: calsim_enter(d, event->job, NPURT_JOB_H2D); return true;
+    case NPURT_SIM_EVENT_FAULT: calsim_carry_instant(d, event->rule); return true;
+    case NPURT_SIM_EVENT_LATE_END:
+      if (event->job == NULL)
+        tell_ghost(d, event->ticket);
+      else
+        calsim_settle(d, event->job, event->kind, NPURT_OK, 0);
+      return true;
+    default: return false;
+  }
+}
+
 uint32_t calsim_fire(calsim_device *d, uint32_t bank) {
   calsim_pending event = take(d, calsim_earliest(d, bank));
   calsim_job *job = event.job;
   if (!calsim_is_real(d) && event.time > d->base_ns) d->base_ns = event.time;
-  if (event.kind == NPURT_SIM_EVENT_START) {
-    calsim_enter(d, job, NPURT_JOB_H2D);
-    return event.kind;
-  }
-  if (event.kind == NPURT_SIM_EVENT_LATE_END) {
-    calsim_settle(d, job, event.kind, NPURT_OK, 0);
-    return event.kind;
-  }
+  if (fire_at_once(d, &event)) return event.kind;
   uint32_t tensor = 0, of_bank = job->engine - 1;
   d->busy[of_bank] = true;
   calsim_suspend(d);
@@ -207,31 +251,43 @@ void calsim_wait_not_busy(calsim_device *d) {
   while (calsim_is_busy(d)) pthread_cond_wait(&d->changed, &d->lock);
 }
 
-/* Can this reset end this job? A hung one only from its level on. */
-static bool ends_at(const calsim_job *job, uint32_t level) {
-  return !job->hung || (job->release_level != 0 && level >= job->release_level);
+/* Can this reset end this job? A hung one only from its level on, whatever else the reset does. */
+static bool ends_at(const calsim_job *job, uint32_t level, bool aborts) {
+  return job->hung ? job->release_level != 0 && level >= job->release_level : aborts;
 }
 
-uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccounted) {
-  enum { DEVICE_SOFT = 4 };
+/* A job that had ended before the reset; true if nobody knows what it still does. */
+static bool settle_ended(calsim_device *d, calsim_job *job, bool quiesces) {
+  job->unseen_by_wait = false;
+  if (job->state == NPURT_JOB_LOST) return true;
+  if (!quiesces) return false;
+  job->flags |= CALSIM_FLAG_QUIESCENT;
+  if (!job->outlives) calsim_forget_events(d, job);
+  return false;
+}
+
+uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint64_t effects,
+                           uint32_t *unaccounted) {
+  bool aborts = (effects & NPURT_FX_ABORTS_JOBS) != 0;
+  bool quiesces = (effects & NPURT_FX_QUIESCES_DMA) != 0;
   uint32_t aborted = 0;
   *unaccounted = 0;
   for (uint32_t i = 0; i < d->job_count; ++i) {
     calsim_job *job = d->jobs[i];
     if (job->state >= NPURT_JOB_DONE) {
-      job->unseen_by_wait = false;
-      if (job->state != NPURT_JOB_LOST) {
-        job->flags |= CALSIM_FLAG_QUIESCENT;
-        calsim_forget_events(d, job);
-      }
-      *unaccounted += job->state == NPURT_JOB_LOST;
-    } else if (ends_at(job, level)) {
+      *unaccounted += settle_ended(d, job, quiesces);
+    } else if (ends_at(job, level, aborts)) {
       uint32_t effect = job->state >= NPURT_JOB_EXEC ? CALSIM_KV_UNKNOWN : CALSIM_KV_NONE;
-      calsim_job_end(d, job, NPURT_JOB_ABORTED, NPURT_E_JOB_ABORTED, effect, CALSIM_FLAG_QUIESCENT);
+      /* A hung job is quiet once its reset has ended it. */
+      bool quiet = quiesces || (job->hung && !aborts);
+      calsim_job_end(d, job, NPURT_JOB_ABORTED, NPURT_E_JOB_ABORTED, effect,
+                     quiet ? CALSIM_FLAG_QUIESCENT : 0);
       ++aborted;
     } else {
       ++*unaccounted;
-      if (level == DEVICE_SOFT)
+      /* Its memory or its whole board is gone under it; else it goes on. */
+      if ((aborts && level == CALSIM_DEVICE_SOFT) ||
+          (!job->hung && (effects & NPURT_FX_DROPS_CONFIG) != 0))
         calsim_job_end(d, job, NPURT_JOB_LOST, NPURT_E_JOB_LOST, CALSIM_KV_UNKNOWN, 0);
     }
   }

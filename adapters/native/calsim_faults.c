@@ -50,11 +50,12 @@ static bool matches(const calsim_device *d, const calsim_rule *rule, const calsi
   uint64_t now = calsim_now(d);
   const calsim_calbin *c = o->job != NULL    ? o->job->calbin
                            : o->bank != NULL ? o->bank->calbin
-                                             : NULL;
+                                             : o->calbin;
   if (o->job == NULL ? calsim_in_flight(d) < rule->inflight_min : !job_matches(d, rule, o->job))
     return false;
   return (rule->model[0] == '\0' || (c != NULL && strcmp(rule->model, c->m->name) == 0)) &&
-         (rule->lane < 0 || has_lane(o, rule->lane)) && now >= rule->after_ns &&
+         (rule->lane < 0 || has_lane(o, rule->lane)) &&
+         (rule->level == 0 || rule->level == o->level) && now >= rule->after_ns &&
          now < rule->until_ns;
 }
 
@@ -111,32 +112,54 @@ void calsim_counter_change(npurt_counters *counters, calsim_rule *rule) {
   }
 }
 
+/* Does this rule fire now, where no other has? */
+static bool decide(calsim_device *d, calsim_rule *rule, const calsim_occasion *occasion,
+                   bool taken) {
+  const char *decision = "no match";
+  bool fires = false;
+  ++rule->seen;
+  if (matches(d, rule, occasion)) {
+    ++rule->matches;
+    decision = "pass";
+    if (picked(d->config.seed, rule)) {
+      decision = taken ? "shadowed" : "fire";
+      fires = !taken;
+      rule->fired += fires;
+    }
+  }
+  calsim_trace(d, "fault rule=%s on=%s ordinal=%llu match=%llu job=%llu decision=%s", rule->id,
+               CALSIM_POINT_NAMES[rule->point - 1], (unsigned long long)rule->seen,
+               (unsigned long long)rule->matches,
+               (unsigned long long)(occasion->job != NULL ? occasion->job->ordinal : 0), decision);
+  return fires;
+}
+
 calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
-                                   const calsim_occasion *occasion) {
+                             const calsim_occasion *occasion) {
   calsim_rule *winner = NULL;
   for (uint32_t i = 0; i < d->plan.count; ++i) {
     calsim_rule *rule = &d->plan.rules[i];
     if (rule->point != point || !(d->plan.armed || rule->during_load)) continue;
-    ++rule->seen;
-    const char *decision = "no match";
-    if (matches(d, rule, occasion)) {
-      ++rule->matches;
-      decision = "pass";
-      if (picked(d->config.seed, rule)) {
-        decision = winner == NULL ? "fire" : "shadowed";
-        if (winner == NULL) {
-          ++rule->fired;
-          winner = rule;
-        }
-      }
-    }
-    calsim_trace(d, "fault rule=%s on=%s ordinal=%llu match=%llu job=%llu decision=%s", rule->id,
-                 CALSIM_POINT_NAMES[point - 1], (unsigned long long)rule->seen,
-                 (unsigned long long)rule->matches,
-                 (unsigned long long)(occasion->job != NULL ? occasion->job->ordinal : 0),
-                 decision);
+    if (decide(d, rule, occasion, winner != NULL)) winner = rule;
   }
   return winner;
+}
+
+/* ---- instants -------------------------------------------------------------------------- */
+
+void calsim_plan_instants(calsim_device *d) {
+  uint64_t now = calsim_now(d);
+  calsim_forget_instants(d);
+  for (uint32_t i = 0; i < d->plan.count; ++i) {
+    const calsim_rule *rule = &d->plan.rules[i];
+    if (rule->point == CALSIM_AT_TIME)
+      calsim_push_instant(d, i, rule->after_ns > now ? rule->after_ns : now);
+  }
+}
+
+calsim_rule *calsim_time_fault(calsim_device *d, uint32_t number) {
+  calsim_rule *rule = &d->plan.rules[number];
+  return decide(d, rule, &(calsim_occasion){.job = NULL}, false) ? rule : NULL;
 }
 
 npurt_status npurt_sim_faults(npurt_device *handle, const char *plan) {
@@ -152,6 +175,7 @@ npurt_status npurt_sim_faults(npurt_device *handle, const char *plan) {
   free(d->plan.rules);
   d->plan.rules = rules;
   d->plan.count = count;
+  calsim_plan_instants(d);
   calsim_trace(d, "fault plan rules=%u armed=%d", count, d->plan.armed);
   calsim_unlock(d);
   return NPURT_OK;

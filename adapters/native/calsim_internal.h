@@ -22,7 +22,9 @@ enum {
   CALSIM_MAX_OBJECTS = 65536,
   CALSIM_MAX_KV_OPS = 65536,
   CALSIM_MAX_RULES = 64,
-  CALSIM_MAX_PENDING = CALSIM_MAX_JOBS, /* at most one event a job */
+  CALSIM_MAX_LEAKS = 64,
+  CALSIM_MAX_GHOSTS = 64, /* late ends of jobs that were retired before them */
+  CALSIM_MAX_PENDING = CALSIM_MAX_JOBS + CALSIM_MAX_RULES + CALSIM_MAX_GHOSTS,
   CALSIM_EVENT_RING = 256,
   CALSIM_MAX_VIOLATIONS = 1024,
   CALSIM_TENSORS = 5,
@@ -73,11 +75,13 @@ enum {
   CALSIM_HEALTH_OK = 1,
   CALSIM_HEALTH_DEGRADED = 2,
   CALSIM_HEALTH_UNHEALTHY = 3,
+  CALSIM_HEALTH_WEDGED = 4,
   CALSIM_HEALTH_LOST = 5
 };
 enum { CALSIM_FIXED_ROWS = 4 }; /* flag of a submodel */
 enum { CALSIM_ROW_ACTIVE };     /* the register of lane rule mask_csr */
 enum { CALSIM_EVIDENCE_SIM = 9, CALSIM_SOURCE_SIM = 6 };
+enum { CALSIM_THEN_LOST, CALSIM_THEN_HANG, CALSIM_THEN_GARBAGE }; /* after a reset that lied */
 
 typedef struct calsim_device calsim_device;
 typedef struct calsim_calbin calsim_calbin;
@@ -170,6 +174,14 @@ typedef struct calsim_rate {
   uint64_t base_ns, each_ns, context_ns;
 } calsim_rate;
 
+enum { CALSIM_CCU = 1, CALSIM_CONFIGURATION, CALSIM_DYNAMIC_MEM, CALSIM_DEVICE_SOFT };
+#define CALSIM_FX_ALL ((1ull << 17) - 1)
+
+typedef struct calsim_scope { /* of a reset level */
+  uint64_t does;              /* effects that it has, NPURT_FX_* */
+  uint64_t yes, unknown;      /* effects that it claims, and those of which it says nothing */
+} calsim_scope;
+
 typedef struct calsim_config {
   int profile, clock, overlap;
   uint64_t h2d_ns, d2h_ns; /* these and the rates: profile cost */
@@ -180,6 +192,8 @@ typedef struct calsim_config {
   uint32_t checks; /* CALSIM_CHECK_* */
   char runtime_version[64], driver_version[64], firmware_version[64];
   char persona[256]; /* path; empty: the board answers for itself */
+  calsim_scope scopes[4]; /* by reset level - 1 */
+  uint64_t reset_interval_ns; /* between two resets of level 4 */
 } calsim_config;
 
 npurt_status calsim_config_parse(const char *text, calsim_config *out);
@@ -249,6 +263,12 @@ typedef enum calsim_point {
   CALSIM_AT_KV_APPLY_AFTER,  /* a list that commits, rolls back or releases */
   CALSIM_AT_COUNTERS,
   CALSIM_AT_POLL,
+  CALSIM_AT_CONFIGURE, /* from here on armed at open */
+  CALSIM_AT_RELEASE,
+  CALSIM_AT_RESET,
+  CALSIM_AT_HEALTH,
+  CALSIM_AT_MEMORY,
+  CALSIM_AT_TIME, /* the rule's own instant */
   CALSIM_POINTS
 } calsim_point;
 typedef enum calsim_fault_kind {
@@ -272,6 +292,7 @@ typedef enum calsim_fault_kind {
   CALSIM_PAD_WRITE,
   CALSIM_UNHEALTHY, /* to DEVICE_LOST: of the device */
   CALSIM_STICKY,
+  CALSIM_WEDGED,
   CALSIM_DEVICE_LOST,
   CALSIM_THERMAL,
   CALSIM_DRIFT,
@@ -279,13 +300,32 @@ typedef enum calsim_fault_kind {
   CALSIM_LOST_COMPLETION,
   CALSIM_LATE_COMPLETION,
   CALSIM_LATE_DMA,
-  CALSIM_KV_APPLY_BEFORE, /* from here on about no job */
+  CALSIM_KV_APPLY_BEFORE,
   CALSIM_KV_APPLY_AFTER,
   CALSIM_KV_CAN_LIE,
   CALSIM_COUNTER_SKEW,
   CALSIM_COUNTER_STUCK,
   CALSIM_COUNTER_NEGATIVE,
   CALSIM_COUNTER_RESET,
+  CALSIM_CONFIGURE_FAIL, /* to WARMUP_WRONG: of a configuration */
+  CALSIM_CONFIGURE_PARTIAL_MEMORY,
+  CALSIM_CONFIGURE_HANG,
+  CALSIM_WARMUP_WRONG,
+  CALSIM_RELEASE_LEAK, /* to RELEASE_SLOW: of a release */
+  CALSIM_LEAK_UNTIL_DYNAMIC_CLEAR,
+  CALSIM_LEAK_UNTIL_SOFT,
+  CALSIM_RELEASE_SLOW,
+  CALSIM_RESET_FAIL, /* to RESET_WIDE: of a reset */
+  CALSIM_RESET_REFUSED,
+  CALSIM_RESET_SLOW,
+  CALSIM_RESET_OK_BUT_DEAD,
+  CALSIM_RESET_PARTIAL,
+  CALSIM_RESET_WIDE,
+  CALSIM_HEALTH_BLOCK,
+  CALSIM_MEMORY_SKEW,
+  CALSIM_VERSION_MISMATCH,
+  CALSIM_EPOCH_BUMP,
+  CALSIM_OWNER_CHANGE,
   CALSIM_KINDS
 } calsim_fault_kind;
 typedef enum calsim_pick {
@@ -311,7 +351,7 @@ typedef struct calsim_rule {
   npurt_status code;
   uint32_t chip, ccu_code, kv_effect, release_level; /* release_level 0: never */
   uint32_t number;                                   /* csr_fail: the register */
-  bool quiesce, runs, poll_sees, numeric_flag, partial;
+  bool quiesce, runs, poll_sees, numeric_flag, partial, outlives, tells, heeds;
   uint64_t pc, delay_ns, bytes, offset, lanes;
   double factor;
   int64_t amount;   /* tokens of kv_can_lie, n */
@@ -321,6 +361,13 @@ typedef struct calsim_rule {
   int64_t position, victim; /* -1: none named */
   uint64_t tau_ns;
   int32_t rise_mdegc, limit_mdegc;
+  uint32_t level;    /* of a reset; 0: any */
+  uint32_t then;     /* reset_ok_but_dead: CALSIM_THEN_* */
+  uint64_t effects;  /* reset_partial: that it keeps from happening; reset_wide: that it adds */
+  uint64_t for_ns;   /* UINT64_MAX: without end */
+  uint32_t field;    /* memory_skew, version_mismatch: which, from 0 */
+  uint32_t pid;      /* owner_change */
+  char version[64];
   uint64_t seen, matches, fired; /* since armed */
 } calsim_rule;
 
@@ -331,18 +378,25 @@ typedef struct calsim_plan {
 } calsim_plan;
 
 npurt_status calsim_plan_parse(const char *text, calsim_rule **rules, uint32_t *count);
-/* What a decision is about: a job, or an operation list of a bank, or neither. */
+/* What a decision is about: a job, an operation list of a bank, a calbin, a reset, or nothing of
+ * that. */
 typedef struct calsim_occasion {
   const calsim_job *job;
   const calsim_bank *bank;
   const npurt_kv_op *ops;
   uint32_t stride, op_count;
+  const calsim_calbin *calbin;
+  uint32_t level;
 } calsim_occasion;
 extern const char *const CALSIM_POINT_NAMES[CALSIM_POINTS - 1];
 /* The rule that fires at this point, or NULL; counts and traces every decision. Lock held. */
 calsim_rule *calsim_fault_at(calsim_device *d, calsim_point point,
                              const calsim_occasion *occasion);
 calsim_rule *calsim_job_fault_at(calsim_device *d, calsim_point point, const calsim_job *job);
+/* Put the instants of rules on=time into the queue of events, for those of an earlier plan. */
+void calsim_plan_instants(calsim_device *d);
+/* The rule of that number, whose instant has come, if it fires. */
+calsim_rule *calsim_time_fault(calsim_device *d, uint32_t number);
 /* Change what is read as a rule that has just fired says. */
 bool calsim_counter_find(const char *name, uint32_t *index);
 void calsim_counter_change(npurt_counters *counters, calsim_rule *rule);
@@ -373,6 +427,7 @@ struct calsim_calbin {
   calsim_layout layout;
   calsim_workspace *workspace; /* while configured */
   uint32_t state, home_chip;
+  bool spoilt; /* by warmup_wrong: computes nonsense while configured */
   uint64_t generation, configuration; /* configuration: numbered per device, for the trace */
   uint32_t children;                  /* buffers and banks */
 };
@@ -429,7 +484,23 @@ void calsim_calbin_free(calsim_calbin *c);
 void calsim_buffer_free(calsim_buffer *b);
 /* The device loses this configuration: LOST, memory gone; its bank, if any, is lost too. */
 void calsim_calbin_drop(calsim_device *d, calsim_calbin *c, uint32_t state, bool keep_dynamic);
-uint64_t calsim_chip_used(const calsim_chip *chip);
+
+/* ---- calsim_leaks.c: accounted memory that is not given back ---------------------------- */
+
+typedef struct calsim_leak {
+  uint32_t chip;
+  uint64_t bytes, ended_by; /* ended_by: an effect of a reset, 0: none */
+  uint64_t until_ns;        /* falls by itself then; UINT64_MAX: never */
+} calsim_leak;
+
+/* Accounted bytes in use on a chip, leaks included; bytes of leaks that an effect would end (0:
+ * those that none does, or time). */
+uint64_t calsim_chip_used(calsim_device *d, uint32_t chip);
+uint64_t calsim_leaked(calsim_device *d, uint32_t chip, uint64_t ended_by);
+/* Leak up to so many bytes, as far as the chip has room. */
+void calsim_leak_add(calsim_device *d, calsim_leak leak);
+/* End what these effects end; true if there was any. */
+bool calsim_leaks_end(calsim_device *d, uint64_t effects);
 
 /* ---- calsim_kv.c ----------------------------------------------------------------------- */
 
@@ -503,6 +574,7 @@ struct calsim_job {
   uint32_t fault_kv, release_level;
   bool doubtful, never_runs; /* by submit_indeterminate */
   bool unseen_by_wait;       /* by lost_completion: only poll and result show the end */
+  bool outlives;             /* by late_completion: a reset does not stop it */
   bool dma_fails;
   calsim_damage damage;
   uint64_t dma_left, late_bytes; /* dma_left: bytes until the transfer fails */
@@ -517,10 +589,17 @@ struct calsim_job {
   atomic_bool abort; /* a reset or close wants the phase to end early */
 };
 
-/* calsim_carry.c: take on a fault of a phase; *cost is what the phase takes. What ends with a reset
- * of this level; the heat that an EXEC leaves; how warm the chips are now. */
+/* calsim_carry.c: take on a fault of a phase, or one of the device; *cost is what the phase takes.
+ * What lasts beyond the rule that began it; what ends with a reset of this level; the heat that an
+ * EXEC leaves; how warm the chips are now. */
 void calsim_carry_fault(calsim_device *d, calsim_job *job, const calsim_rule *rule, uint64_t *cost);
-bool calsim_is_sick(const calsim_device *d); /* by unhealthy, sticky or device_lost */
+void calsim_carry_lasting(const calsim_device *d, calsim_job *job);
+void calsim_carry_instant(calsim_device *d, uint32_t rule);
+/* What a rule of points submit, health or time does to the board. */
+void calsim_carry_device(calsim_device *d, const calsim_rule *rule);
+/* unhealthy, sticky, wedged or device_lost, from now on. */
+void calsim_fall_sick(calsim_device *d, const calsim_rule *rule);
+bool calsim_is_sick(const calsim_device *d); /* by unhealthy, sticky, wedged or device_lost */
 void calsim_cure(calsim_device *d, uint32_t level);
 void calsim_heat_end(calsim_device *d);
 int32_t calsim_temperature(calsim_device *d);
@@ -542,7 +621,9 @@ uint32_t calsim_in_flight(const calsim_device *d);
 typedef struct calsim_pending {
   uint64_t time, seq;
   uint32_t kind; /* NPURT_SIM_EVENT_* */
-  calsim_job *job;
+  calsim_job *job; /* NULL: of the device, or of a job that was retired */
+  npurt_ticket ticket; /* of that job */
+  uint32_t rule;       /* NPURT_SIM_EVENT_FAULT */
 } calsim_pending;
 
 bool calsim_is_real(const calsim_device *d);
@@ -559,6 +640,12 @@ void calsim_engine_next(calsim_device *d);
 int calsim_overlap(const calsim_device *d);
 bool calsim_computes(const calsim_device *d);
 void calsim_push(calsim_device *d, calsim_job *job, uint32_t kind, uint64_t time);
+/* An event of the device, due at the instant of a rule. */
+void calsim_push_instant(calsim_device *d, uint32_t rule, uint64_t time);
+void calsim_forget_instants(calsim_device *d);
+/* Let device time pass within a call: a stepped clock jumps, a real one is slept through without
+ * the lock. False when the device is being closed. */
+bool calsim_spend(calsim_device *d, uint64_t ns);
 /* The earliest event of a bank (0: of the device), or NULL. */
 const calsim_pending *calsim_earliest(const calsim_device *d, uint32_t bank);
 /* Fire that event; returns its kind. Lock held before and after, not during the work. A job that is
@@ -571,9 +658,12 @@ void calsim_settle(calsim_device *d, calsim_job *job, uint32_t kind, npurt_statu
 void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_status status,
                     uint32_t kv_effect, uint32_t flags);
 void calsim_forget_events(calsim_device *d, const calsim_job *job);
-/* End every job that a reset of this level can end; returns how many, and how many it cannot
- * account for. */
-uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint32_t *unaccounted);
+/* The same at retire; but a late end that outlives resets is still told, of nobody's job. */
+void calsim_retire_events(calsim_device *d, const calsim_job *job);
+/* End every job that a reset of this level with these effects can end; returns how many, and how
+ * many it cannot account for. */
+uint32_t calsim_abort_jobs(calsim_device *d, uint32_t level, uint64_t effects,
+                           uint32_t *unaccounted);
 /* Does a transfer or a forward run? Wait until none does. */
 bool calsim_is_busy(const calsim_device *d);
 void calsim_wait_not_busy(calsim_device *d);
@@ -613,7 +703,7 @@ struct calsim_device {
   double scale;
   /* engine */
   calsim_worker workers[CALSIM_BANKS]; /* with a real clock */
-  bool closing, resetting, parallel;
+  bool closing, resetting, configuring, parallel;
   bool busy[CALSIM_BANKS];
   calsim_pending pending[CALSIM_MAX_PENDING];
   uint32_t pending_count, in_flight_ceiling;
@@ -630,12 +720,33 @@ struct calsim_device {
   uint32_t health, advised, chip_health[CALSIM_CHIPS];
   npurt_status sticky; /* not OK: every submit fails with it */
   uint32_t cure_level; /* of the reset that ends sticky and sickness; 0: none does */
+  calsim_fault_kind curse; /* what a reset that helped nothing does to every job; 0: nothing */
+  uint32_t curse_level;    /* of the reset that ends it; 0: none does */
+  uint32_t told_field; /* of versions, from 1, which the device tells otherwise now; 0: none */
+  char told_version[64];
   calsim_thermal thermal;
   npurt_counters totals; /* pending, running, left and inflight are computed */
   bool level1_done;      /* and nothing submitted since */
   bool reset_stamped[5];
   uint64_t reset_stamp_ns[5];
+  calsim_leak leaks[CALSIM_MAX_LEAKS];
+  uint32_t leak_count;
+  uint32_t foreign_pid; /* another process has the board until then; 0: it is ours */
+  uint64_t foreign_until_ns;
 };
+
+/* calsim_levels.c: what each reset level does and claims; words for effects, joined by +. */
+void calsim_scopes_default(calsim_config *config);
+/* `value` as the key of a level: what it does, or, claims, what it says. */
+bool calsim_scope_take(calsim_scope *scope, bool claims, const char *value);
+bool calsim_effects_take(const char *value, uint64_t *effects);
+
+/* calsim_reset.c: another process resets the board; with the lock, nothing running in the caller. */
+void calsim_foreign_reset(calsim_device *d, uint32_t pid);
+/* calsim_owner.c: OK, or DEVICE_OWNED while another process has the board. */
+npurt_status calsim_check_owner(calsim_device *d);
+void calsim_take_away(calsim_device *d, const calsim_rule *rule);
+void calsim_describe_now(calsim_device *d, npurt_device_desc *out);
 
 /* calsim_caps.c: take the answers of the configuration or its persona. */
 npurt_status calsim_caps_load(calsim_device *d);

@@ -44,8 +44,11 @@ void calsim_job_free(calsim_job *job) {
 
 /* ---- submit ---------------------------------------------------------------------------- */
 
-static npurt_status check_current(const calsim_device *d, const npurt_submit_params *p) {
-  if (d->resetting) return calsim_error(NPURT_E_BAD_STATE, "a reset is running");
+static npurt_status check_current(calsim_device *d, const npurt_submit_params *p) {
+  if (d->resetting || d->configuring)
+    return calsim_error(NPURT_E_BAD_STATE, "a reset or a configuration is running");
+  npurt_status status = calsim_check_owner(d);
+  if (status != NPURT_OK) return status;
   if (d->sticky != NPURT_OK) return calsim_error(d->sticky, "the device refuses every job");
   if (p->expect_epoch != d->epoch)
     return calsim_error(NPURT_E_STALE_EPOCH, "built for epoch %llu; the device is in %llu",
@@ -267,6 +270,12 @@ static npurt_status choose_engine(const calsim_device *d, uint32_t asked, calsim
   return NPURT_OK;
 }
 
+/* Is this fault of a submit one of the board under it? The submit meets what it left. */
+static bool changes_device(const calsim_rule *rule) {
+  return rule->kind == CALSIM_EPOCH_BUMP || rule->kind == CALSIM_OWNER_CHANGE ||
+         (rule->kind >= CALSIM_UNHEALTHY && rule->kind <= CALSIM_DEVICE_LOST);
+}
+
 /* Everything that can refuse a submit, in the order of the contract. */
 static npurt_status prepare(calsim_device *d, const npurt_submit_params *p, calsim_job *job) {
   calsim_work work = {0};
@@ -279,6 +288,12 @@ static npurt_status prepare(calsim_device *d, const npurt_submit_params *p, cals
   if (status != NPURT_OK) return status;
   job->ordinal = d->next_ordinal + 1;
   const calsim_rule *rule = calsim_job_fault_at(d, CALSIM_AT_SUBMIT, job);
+  if (rule != NULL && changes_device(rule)) {
+    calsim_carry_device(d, rule);
+    status = check_current(d, p);
+    if (status != NPURT_OK) return status;
+    rule = NULL;
+  }
   if (rule != NULL && rule->kind == CALSIM_SUBMIT_REJECT)
     return calsim_error(rule->code, "rejected by fault %s", rule->id);
   if (rule != NULL && rule->kind == CALSIM_CSR_FAIL)
@@ -500,7 +515,7 @@ npurt_status npurt_job_retire(npurt_device *handle, npurt_ticket ticket) {
     --d->job_count;
     job->in->job = job->out->job = NULL;
     calsim_check_retire(d, job);
-    calsim_forget_events(d, job);
+    calsim_retire_events(d, job);
     calsim_trace(d, "retire job=%llu", (unsigned long long)job->ordinal);
     pthread_cond_broadcast(&d->changed);
   }

@@ -7,7 +7,21 @@ enum {
   IN_EXEC = 1 << CALSIM_AT_EXEC,
   IN_COPIES = 1 << CALSIM_AT_H2D | 1 << CALSIM_AT_D2H,
   IN_PHASES = IN_COPIES | IN_EXEC,
-  IN_END = 1 << CALSIM_AT_VISIBLE
+  IN_END = 1 << CALSIM_AT_VISIBLE,
+  IN_CONFIGURE = 1 << CALSIM_AT_CONFIGURE,
+  IN_RELEASE = 1 << CALSIM_AT_RELEASE,
+  IN_RESET = 1 << CALSIM_AT_RESET,
+  IN_HEALTH = 1 << CALSIM_AT_HEALTH,
+  IN_TIME = 1 << CALSIM_AT_TIME,
+  IN_CALLS = IN_SUBMIT | IN_HEALTH | IN_TIME, /* where a board may change under the host's hands */
+  IN_SICKNESS = IN_PHASES | IN_CALLS
+};
+/* Points that know the job, and those that know a model. */
+enum {
+  KNOW_JOB = IN_SUBMIT | IN_PHASES | IN_END | 1 << CALSIM_AT_POLL,
+  KNOW_LANE = KNOW_JOB | 1 << CALSIM_AT_KV_CAN | 1 << CALSIM_AT_KV_APPLY_BEFORE |
+              1 << CALSIM_AT_KV_APPLY_AFTER,
+  KNOW_MODEL = KNOW_LANE | IN_CONFIGURE | IN_RELEASE
 };
 
 /* Each kind, where it may happen (bits), and where it does unless the rule says so (0: it must). */
@@ -34,9 +48,10 @@ static const struct {
     [CALSIM_KV_ZERO] = {"kv_zero", IN_EXEC, CALSIM_AT_EXEC},
     [CALSIM_KV_BIT] = {"kv_bit", IN_EXEC, CALSIM_AT_EXEC},
     [CALSIM_PAD_WRITE] = {"pad_write", IN_EXEC, CALSIM_AT_EXEC},
-    [CALSIM_UNHEALTHY] = {"unhealthy", IN_PHASES, CALSIM_AT_EXEC},
-    [CALSIM_STICKY] = {"sticky", IN_PHASES, CALSIM_AT_EXEC},
-    [CALSIM_DEVICE_LOST] = {"device_lost", IN_PHASES, CALSIM_AT_EXEC},
+    [CALSIM_UNHEALTHY] = {"unhealthy", IN_SICKNESS, CALSIM_AT_EXEC},
+    [CALSIM_STICKY] = {"sticky", IN_SICKNESS, CALSIM_AT_EXEC},
+    [CALSIM_WEDGED] = {"wedged", IN_SICKNESS, CALSIM_AT_EXEC},
+    [CALSIM_DEVICE_LOST] = {"device_lost", IN_SICKNESS, CALSIM_AT_EXEC},
     [CALSIM_THERMAL] = {"thermal", IN_EXEC, CALSIM_AT_EXEC},
     [CALSIM_DRIFT] = {"drift", IN_EXEC, CALSIM_AT_EXEC},
     [CALSIM_ILLEGAL_STEP] = {"illegal_step", 1 << CALSIM_AT_POLL, CALSIM_AT_POLL},
@@ -52,6 +67,27 @@ static const struct {
     [CALSIM_COUNTER_STUCK] = {"counter_stuck", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
     [CALSIM_COUNTER_NEGATIVE] = {"counter_negative", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
     [CALSIM_COUNTER_RESET] = {"counter_reset", 1 << CALSIM_AT_COUNTERS, CALSIM_AT_COUNTERS},
+    [CALSIM_CONFIGURE_FAIL] = {"configure_fail", IN_CONFIGURE, CALSIM_AT_CONFIGURE},
+    [CALSIM_CONFIGURE_PARTIAL_MEMORY] = {"configure_partial_memory", IN_CONFIGURE,
+                                         CALSIM_AT_CONFIGURE},
+    [CALSIM_CONFIGURE_HANG] = {"configure_hang", IN_CONFIGURE, CALSIM_AT_CONFIGURE},
+    [CALSIM_WARMUP_WRONG] = {"warmup_wrong", IN_CONFIGURE, CALSIM_AT_CONFIGURE},
+    [CALSIM_RELEASE_LEAK] = {"release_leak", IN_RELEASE, CALSIM_AT_RELEASE},
+    [CALSIM_LEAK_UNTIL_DYNAMIC_CLEAR] = {"leak_until_dynamic_clear", IN_RELEASE,
+                                         CALSIM_AT_RELEASE},
+    [CALSIM_LEAK_UNTIL_SOFT] = {"leak_until_soft", IN_RELEASE, CALSIM_AT_RELEASE},
+    [CALSIM_RELEASE_SLOW] = {"release_slow", IN_RELEASE, CALSIM_AT_RELEASE},
+    [CALSIM_RESET_FAIL] = {"reset_fail", IN_RESET, CALSIM_AT_RESET},
+    [CALSIM_RESET_REFUSED] = {"reset_refused", IN_RESET, CALSIM_AT_RESET},
+    [CALSIM_RESET_SLOW] = {"reset_slow", IN_RESET, CALSIM_AT_RESET},
+    [CALSIM_RESET_OK_BUT_DEAD] = {"reset_ok_but_dead", IN_RESET, CALSIM_AT_RESET},
+    [CALSIM_RESET_PARTIAL] = {"reset_partial", IN_RESET, CALSIM_AT_RESET},
+    [CALSIM_RESET_WIDE] = {"reset_wide", IN_RESET, CALSIM_AT_RESET},
+    [CALSIM_HEALTH_BLOCK] = {"health_block", IN_HEALTH, CALSIM_AT_HEALTH},
+    [CALSIM_MEMORY_SKEW] = {"memory_skew", 1 << CALSIM_AT_MEMORY, CALSIM_AT_MEMORY},
+    [CALSIM_VERSION_MISMATCH] = {"version_mismatch", IN_RESET | IN_TIME, CALSIM_AT_RESET},
+    [CALSIM_EPOCH_BUMP] = {"epoch_bump", IN_CALLS, CALSIM_AT_SUBMIT},
+    [CALSIM_OWNER_CHANGE] = {"owner_change", IN_CALLS, CALSIM_AT_SUBMIT},
 };
 
 const char *calsim_kind_name(calsim_fault_kind kind) { return KINDS[kind].name; }
@@ -66,22 +102,43 @@ static bool lasts(calsim_fault_kind kind) {
          kind == CALSIM_COUNTER_RESET;
 }
 
+static bool leaks(calsim_fault_kind kind) {
+  return kind == CALSIM_CONFIGURE_PARTIAL_MEMORY || kind == CALSIM_RELEASE_LEAK ||
+         kind == CALSIM_LEAK_UNTIL_DYNAMIC_CLEAR || kind == CALSIM_LEAK_UNTIL_SOFT;
+}
+
+/* The level of the reset that ends it, unless the rule says so. */
+static uint32_t release_of(calsim_fault_kind kind) {
+  switch (kind) {
+    case CALSIM_UNHEALTHY: return CALSIM_CCU;
+    case CALSIM_CONFIGURE_PARTIAL_MEMORY:
+    case CALSIM_LEAK_UNTIL_DYNAMIC_CLEAR: return CALSIM_DYNAMIC_MEM;
+    case CALSIM_STICKY:
+    case CALSIM_WEDGED:
+    case CALSIM_DEVICE_LOST:
+    case CALSIM_LEAK_UNTIL_SOFT:
+    case CALSIM_RESET_OK_BUT_DEAD: return CALSIM_DEVICE_SOFT;
+    default: return 0;
+  }
+}
+
 static void set_defaults(calsim_rule *rule) {
   calsim_fault_kind kind = rule->kind;
   bool kv = kind == CALSIM_KV_APPLY_BEFORE || kind == CALSIM_KV_APPLY_AFTER;
-  rule->code = kv                           ? NPURT_E_KV_APPLY
-               : kind == CALSIM_STICKY      ? NPURT_E_STICKY
-               : kind == CALSIM_DEVICE_LOST ? NPURT_E_DEVICE_LOST
-                                            : NPURT_E_SUBMIT_REJECTED;
-  rule->release_level = kind == CALSIM_UNHEALTHY                               ? 1
-                        : kind == CALSIM_STICKY || kind == CALSIM_DEVICE_LOST ? 4
-                                                                               : 0;
+  rule->code = kv                              ? NPURT_E_KV_APPLY
+               : kind == CALSIM_STICKY         ? NPURT_E_STICKY
+               : kind == CALSIM_WEDGED         ? NPURT_E_DEVICE_WEDGED
+               : kind == CALSIM_DEVICE_LOST    ? NPURT_E_DEVICE_LOST
+               : kind == CALSIM_CONFIGURE_FAIL ? NPURT_E_CONFIGURE_FAILED
+               : kind == CALSIM_RESET_FAIL     ? NPURT_E_RESET_FAILED
+                                               : NPURT_E_SUBMIT_REJECTED;
+  rule->release_level = release_of(kind);
   rule->ccu_code = 1;
   rule->quiesce = rule->runs = rule->poll_sees = true;
   rule->kv_effect = CALSIM_KV_NONE;
   rule->numeric_flag = kind == CALSIM_NUMERIC_NAN;
   rule->lanes = UINT64_MAX;
-  rule->bytes = kind == CALSIM_DRIFT ? 0 : 64;
+  rule->bytes = kind == CALSIM_DRIFT ? 0 : leaks(kind) ? 100u << 20 : 64;
   rule->amount = 1;
   rule->position = rule->victim = -1;
   rule->tau_ns = 10000000000u;
@@ -89,6 +146,10 @@ static void set_defaults(calsim_rule *rule) {
   rule->limit_mdegc = 80000;
   rule->factor = kind == CALSIM_THERMAL ? 2 : 1;
   rule->lasting = lasts(kind);
+  rule->for_ns = UINT64_MAX;
+  rule->heeds = true;
+  rule->tells = kind == CALSIM_RESET_WIDE;
+  rule->pid = 1;
 }
 
 calsim_fault_kind calsim_take_kind(const char *name, calsim_rule *rule) {
@@ -253,6 +314,84 @@ static bool take_degrees(calsim_line *s, calsim_rule *rule, const char *key, con
   return true;
 }
 
+static bool take_outlives(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->outlives);
+}
+
+static bool take_tells(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->tells);
+}
+
+static bool take_heeds(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_yes(s, key, value, &rule->heeds);
+}
+
+static bool take_for(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_take_time(s, key, value, &rule->for_ns);
+}
+
+static bool take_effects(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  return calsim_effects_take(value, &rule->effects) ||
+         calsim_wrong(s, "%s=%s: expected effects joined by +, such as new_epoch", key, value);
+}
+
+static bool take_then(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  static const char *const ends[] = {"lost", "hang", "garbage"};
+  int then = calsim_index_in(value, ends, 3);
+  rule->then = (uint32_t)then;
+  return then >= 0 || calsim_wrong(s, "%s=%s: expected lost, hang or garbage", key, value);
+}
+
+static bool take_leaking_release(calsim_line *s, calsim_rule *rule, const char *key,
+                                 const char *value) {
+  static const char *const releases[] = {"never", "reset3", "reset4"};
+  static const uint32_t levels[] = {0, CALSIM_DYNAMIC_MEM, CALSIM_DEVICE_SOFT};
+  int found = calsim_index_in(value, releases, 3);
+  if (found < 0)
+    return calsim_wrong(s, "%s=%s: expected never, reset3 or reset4", key, value);
+  rule->release_level = levels[found];
+  return true;
+}
+
+static bool take_configure_code(calsim_line *s, calsim_rule *rule, const char *key,
+                                const char *value) {
+  if (!take_code(s, rule, key, value)) return false;
+  uint32_t class = (uint32_t)rule->code >> 8;
+  if ((class == 3 || class == 7 || class == 8) && (rule->code & 0xff) != 0) return true;
+  return calsim_wrong(s, "code=%s: a configuration fails with a code of class 3, 7 or 8", value);
+}
+
+static bool take_memory_field(calsim_line *s, calsim_rule *rule, const char *key,
+                              const char *value) {
+  static const char *const fields[] = {"total",     "used",    "params",     "kv",
+                                       "workspace", "dynamic", "unaccounted"};
+  int field = calsim_index_in(value, fields, 7);
+  rule->field = (uint32_t)field;
+  return field >= 0 || calsim_wrong(s, "%s=%s is not a figure of memory", key, value);
+}
+
+static bool take_version_field(calsim_line *s, calsim_rule *rule, const char *key,
+                               const char *value) {
+  static const char *const fields[] = {"runtime", "driver", "firmware"};
+  int field = calsim_index_in(value, fields, 3);
+  rule->field = (uint32_t)field;
+  return field >= 0 ||
+         calsim_wrong(s, "%s=%s: expected runtime, driver or firmware", key, value);
+}
+
+static bool take_version(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  calsim_copy_text(rule->version, sizeof rule->version, value);
+  return (strlen(value) < sizeof rule->version && calsim_version_valid(value)) ||
+         calsim_wrong(s, "%s=%s: expected a dotted number", key, value);
+}
+
+static bool take_pid(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
+  uint64_t pid;
+  if (!calsim_take_count(s, key, value, 1, INT32_MAX, &pid)) return false;
+  rule->pid = (uint32_t)pid;
+  return true;
+}
+
 static bool take_partial(calsim_line *s, calsim_rule *rule, const char *key, const char *value) {
   return calsim_take_yes(s, key, value, &rule->partial);
 }
@@ -315,6 +454,7 @@ static const struct {
     {CALSIM_ILLEGAL_STEP, CALSIM_ILLEGAL_STEP, "to", take_state, true},
     {CALSIM_LOST_COMPLETION, CALSIM_LOST_COMPLETION, "poll_sees", take_poll_sees, false},
     {CALSIM_LATE_COMPLETION, CALSIM_LATE_DMA, "delay", take_delay, true},
+    {CALSIM_LATE_COMPLETION, CALSIM_LATE_COMPLETION, "outlives", take_outlives, false},
     {CALSIM_LATE_DMA, CALSIM_LATE_DMA, "bytes", take_bytes, false},
     {CALSIM_KV_APPLY_BEFORE, CALSIM_KV_APPLY_AFTER, "code", take_kv_code, false},
     {CALSIM_KV_APPLY_BEFORE, CALSIM_KV_APPLY_AFTER, "partial", take_partial, false},
@@ -322,6 +462,30 @@ static const struct {
     {CALSIM_COUNTER_SKEW, CALSIM_COUNTER_RESET, "field", take_counter, true},
     {CALSIM_COUNTER_SKEW, CALSIM_COUNTER_SKEW, "n", take_amount, true},
     {CALSIM_COUNTER_NEGATIVE, CALSIM_COUNTER_NEGATIVE, "n", take_shift, false},
+    {CALSIM_CONFIGURE_FAIL, CALSIM_CONFIGURE_FAIL, "code", take_configure_code, false},
+    {CALSIM_CONFIGURE_PARTIAL_MEMORY, CALSIM_CONFIGURE_PARTIAL_MEMORY, "release",
+     take_leaking_release, false},
+    {CALSIM_CONFIGURE_PARTIAL_MEMORY, CALSIM_CONFIGURE_PARTIAL_MEMORY, "chip", take_chip, false},
+    {CALSIM_CONFIGURE_PARTIAL_MEMORY, CALSIM_CONFIGURE_PARTIAL_MEMORY, "bytes", take_bytes, false},
+    {CALSIM_CONFIGURE_HANG, CALSIM_CONFIGURE_HANG, "for", take_for, false},
+    {CALSIM_CONFIGURE_HANG, CALSIM_CONFIGURE_HANG, "heeds", take_heeds, false},
+    {CALSIM_RELEASE_LEAK, CALSIM_LEAK_UNTIL_SOFT, "chip", take_chip, false},
+    {CALSIM_RELEASE_LEAK, CALSIM_LEAK_UNTIL_SOFT, "bytes", take_bytes, false},
+    {CALSIM_RELEASE_SLOW, CALSIM_RELEASE_SLOW, "for", take_for, true},
+    {CALSIM_RESET_FAIL, CALSIM_RESET_FAIL, "code", take_device_code, false},
+    {CALSIM_RESET_SLOW, CALSIM_RESET_SLOW, "for", take_for, true},
+    {CALSIM_RESET_OK_BUT_DEAD, CALSIM_RESET_OK_BUT_DEAD, "then", take_then, false},
+    {CALSIM_RESET_OK_BUT_DEAD, CALSIM_RESET_WIDE, "tells", take_tells, false},
+    {CALSIM_RESET_OK_BUT_DEAD, CALSIM_RESET_OK_BUT_DEAD, "release", take_release, false},
+    {CALSIM_RESET_PARTIAL, CALSIM_RESET_PARTIAL, "without", take_effects, true},
+    {CALSIM_RESET_WIDE, CALSIM_RESET_WIDE, "also", take_effects, true},
+    {CALSIM_HEALTH_BLOCK, CALSIM_HEALTH_BLOCK, "for", take_for, true},
+    {CALSIM_MEMORY_SKEW, CALSIM_MEMORY_SKEW, "field", take_memory_field, true},
+    {CALSIM_MEMORY_SKEW, CALSIM_MEMORY_SKEW, "n", take_amount, true},
+    {CALSIM_VERSION_MISMATCH, CALSIM_VERSION_MISMATCH, "field", take_version_field, true},
+    {CALSIM_VERSION_MISMATCH, CALSIM_VERSION_MISMATCH, "version", take_version, true},
+    {CALSIM_OWNER_CHANGE, CALSIM_OWNER_CHANGE, "pid", take_pid, false},
+    {CALSIM_OWNER_CHANGE, CALSIM_OWNER_CHANGE, "for", take_for, false},
 };
 enum { OWN_COUNT = sizeof OWN / sizeof OWN[0] };
 
@@ -339,14 +503,22 @@ bool calsim_take_own(calsim_line *s, calsim_rule *rule, const char *key, const c
 
 /* ---- the whole rule -------------------------------------------------------------------- */
 
-/* Filters that mean nothing where there is no job. */
-static bool filters_fit(calsim_line *s, const calsim_rule *rule) {
-  bool counters = rule->kind >= CALSIM_COUNTER_SKEW;
-  if (rule->kind < CALSIM_KV_APPLY_BEFORE) return true;
-  if (rule->task == 0 && rule->engine == 0 && !(counters && (rule->lane >= 0 || rule->model[0])))
+/* Filters that mean nothing where there is no job, lane or model; levels are of resets. */
+static bool filters_fit(calsim_line *s, calsim_rule *rule) {
+  uint32_t here = 1u << rule->point;
+  bool lane = (here & KNOW_LANE) != 0, model = (here & KNOW_MODEL) != 0;
+  if (rule->level != 0 && rule->point != CALSIM_AT_RESET)
+    return calsim_wrong(s, "level= is for on=reset");
+  if (rule->point == CALSIM_AT_TIME && !calsim_has_key(s, "after"))
+    return calsim_wrong(s, "on=time needs after=");
+  rule->during_load |= rule->point >= CALSIM_AT_CONFIGURE;
+  if ((here & KNOW_JOB) != 0 || (rule->task == 0 && rule->engine == 0 &&
+                                 (lane || rule->lane < 0) && (model || rule->model[0] == '\0')))
     return true;
   return calsim_wrong(s, "kind=%s is about no job: no task=, engine=%s", KINDS[rule->kind].name,
-                      counters ? ", lane= or model=" : "");
+                      lane    ? ""
+                      : model ? " or lane="
+                              : ", lane= or model=");
 }
 
 static bool needs_are_there(calsim_line *s, const calsim_rule *rule) {
@@ -373,6 +545,8 @@ bool calsim_complete_rule(calsim_line *s, calsim_rule *rule) {
   if (rule->kind == CALSIM_DRIFT && !calsim_has_key(s, "percent")) rule->factor = 0;
   if (rule->kind == CALSIM_ILLEGAL_STEP && rule->from == rule->to)
     return calsim_wrong(s, "from= and to= are the same state");
+  if (rule->kind == CALSIM_CONFIGURE_HANG && !rule->heeds && rule->for_ns == UINT64_MAX)
+    return calsim_wrong(s, "heeds=n needs for=");
   if (kv && rule->partial && !calsim_has_key(s, "code")) rule->code = NPURT_E_KV_UNKNOWN;
   if (kv && rule->partial != (rule->code == NPURT_E_KV_UNKNOWN))
     return calsim_wrong(s, "partial=y goes with code=0x704 and with no other");

@@ -109,10 +109,6 @@ uint8_t *calsim_address(const calsim_calbin *c, uint32_t engine, uint32_t tensor
   return c->device->chips[c->home_chip].map + c->layout.tensor[engine - 1][tensor];
 }
 
-uint64_t calsim_chip_used(const calsim_chip *chip) {
-  return chip->params + chip->kv + chip->workspace + chip->dynamic;
-}
-
 /* ---- transfers ------------------------------------------------------------------------- */
 
 typedef struct part { /* contiguous bytes that a job transfers of one tensor */

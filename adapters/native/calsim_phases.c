@@ -50,7 +50,7 @@ void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_sta
                     uint32_t kv_effect, uint32_t flags) {
   job->end = (calsim_end){
       .state = state, .kv_effect = kv_effect, .flags = flags, .status = status};
-  calsim_forget_events(d, job);
+  if (!job->outlives) calsim_forget_events(d, job);
   job->working = false;
   job->over = true;
   const calsim_rule *rule = calsim_job_fault_at(d, CALSIM_AT_VISIBLE, job);
@@ -58,8 +58,10 @@ void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_sta
                                  (rule->kind == CALSIM_LOST_COMPLETION && !rule->poll_sees));
   if (hidden) {
     calsim_trace(d, "hidden job=%llu", (unsigned long long)job->ordinal);
-    if (rule->kind == CALSIM_LATE_COMPLETION)
+    if (rule->kind == CALSIM_LATE_COMPLETION) {
+      job->outlives = rule->outlives;
       calsim_push(d, job, NPURT_SIM_EVENT_LATE_END, calsim_now(d) + rule->delay_ns);
+    }
     return;
   }
   job->unseen_by_wait = rule != NULL && rule->kind == CALSIM_LOST_COMPLETION;
@@ -69,9 +71,16 @@ void calsim_job_end(calsim_device *d, calsim_job *job, uint32_t state, npurt_sta
   calsim_push(d, job, NPURT_SIM_EVENT_LATE_WRITE, calsim_now(d) + rule->delay_ns);
 }
 
+/* A job that a reset has ended meanwhile keeps that end; but it has come to rest. */
 static void settle_late_end(calsim_device *d, calsim_job *job) {
-  job->end.flags |= CALSIM_FLAG_LATE;
   ++d->totals.late;
+  if (job->state >= NPURT_JOB_DONE) {
+    job->flags |= CALSIM_FLAG_LATE | CALSIM_FLAG_QUIESCENT;
+    calsim_event(d, NPURT_EV_LATE_COMPLETION, job->ticket, 0, NPURT_OK, "told late, after a reset");
+    pthread_cond_broadcast(&d->changed);
+    return;
+  }
+  job->end.flags |= CALSIM_FLAG_LATE;
   calsim_event(d, NPURT_EV_LATE_COMPLETION, job->ticket, 0, NPURT_OK, "told late");
   conclude(d, job);
 }
@@ -100,6 +109,7 @@ void calsim_enter(calsim_device *d, calsim_job *job, uint32_t state) {
   const calsim_rule *rule =
       calsim_job_fault_at(d, (calsim_point)(state - NPURT_JOB_H2D + CALSIM_AT_H2D), job);
   if (rule != NULL) calsim_carry_fault(d, job, rule, &cost);
+  if (state == NPURT_JOB_EXEC) calsim_carry_lasting(d, job);
   if (!job->hung && !job->over)
     calsim_push(d, job, state - NPURT_JOB_H2D + NPURT_SIM_EVENT_H2D_END, now + cost);
   pthread_cond_broadcast(&d->changed);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 const char *const CALSIM_POINT_NAMES[CALSIM_POINTS - 1] = {
-    "submit", "h2d",    "exec",            "d2h",            "visible",
-    "kv_can", "kv_apply_before", "kv_apply_after", "counters", "poll"};
+    "submit", "h2d",       "exec",    "d2h",   "visible", "kv_can", "kv_apply_before", "kv_apply_after",
+    "counters", "poll", "configure", "release", "reset", "health", "memory", "time"};
 
 bool calsim_wrong(calsim_line *s, const char *format, ...) {
   int head = snprintf(s->message, CALSIM_ERROR_BYTES, "fault plan line %u: ", s->number);
@@ -77,9 +77,10 @@ bool calsim_take_point(calsim_line *s, calsim_rule *rule, const char *key, const
   int point = calsim_index_in(value, CALSIM_POINT_NAMES, CALSIM_POINTS - 1);
   if (point < 0)
     return calsim_wrong(s,
-                 "%s=%s: this board injects at submit, h2d, exec, d2h, visible, poll, kv_can,"
-                 " kv_apply_before, kv_apply_after and counters",
-                 key, value);
+                        "%s=%s: this board injects at submit, h2d, exec, d2h, visible, poll,"
+                        " kv_can, kv_apply_before, kv_apply_after, counters, configure, release,"
+                        " reset, health, memory and time",
+                        key, value);
   calsim_point at = (calsim_point)(point + CALSIM_AT_SUBMIT);
   if (!calsim_kind_at(rule->kind, at))
     return calsim_wrong(s, "%s=%s does not go with kind=%s", key, value,
@@ -122,9 +123,9 @@ static bool take_common(calsim_line *s, calsim_rule *rule, const char *key, cons
                         bool *known) {
   static const char *const keys[] = {"on",    "nth",   "every",  "p",       "count",
                                      "skip",  "task",  "engine", "model",   "lane",
-                                     "after", "until", "during", "inflight"};
+                                     "after", "until", "during", "inflight", "level"};
   uint64_t number;
-  int index = calsim_index_in(key, keys, 14);
+  int index = calsim_index_in(key, keys, 15);
   *known = index >= 0;
   switch (index) {
     case 0: return calsim_take_point(s, rule, key, value);
@@ -146,6 +147,10 @@ static bool take_common(calsim_line *s, calsim_rule *rule, const char *key, cons
       rule->during_load = true;
       return strcmp(value, "load") == 0 || calsim_wrong(s, "during=%s: expected load", value);
     case 13: return calsim_take_small(s, "inflight", value, CALSIM_BANKS, &rule->inflight_min);
+    case 14:
+      if (!calsim_take_count(s, key, value, CALSIM_CCU, CALSIM_DEVICE_SOFT, &number)) return false;
+      rule->level = (uint32_t)number;
+      return true;
     default: return true;
   }
 }

@@ -472,8 +472,8 @@ NPURT_API npurt_status npurt_job_poll(npurt_device *d, npurt_ticket t, npurt_job
 /* [F] Index of one terminal ticket of n. WAIT_TIMEOUT says nothing about the jobs. */
 NPURT_API npurt_status npurt_job_wait(npurt_device *d, const npurt_ticket *t, uint32_t n,
                                       uint64_t timeout_ns, uint32_t *which);
-/* [F] NOT_READY until terminal; the same answer every time after that, but for flags that a reset
- * may add. */
+/* [F] NOT_READY until terminal; the same answer every time after that, but for flags that a reset or
+ * a late completion may add. */
 NPURT_API npurt_status npurt_job_result(npurt_device *d, npurt_ticket t, npurt_completion *out);
 /* [F] OK: noted. Releases nothing. */
 NPURT_API npurt_status npurt_job_cancel(npurt_device *d, npurt_ticket t);

@@ -25,6 +25,7 @@
  *   capture       0 | 1: keep float32 logits and routing of each job until it is retired (0)
  *   dram_bytes    per chip (17179869184)
  *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
+ *   reset1 .. reset4, reset1_claims .. reset4_claims, reset_interval: see Resets
  *
  * Overlap. Two command banks, ping and pong, each with the tensors of one job. Phases begin in the
  * order of the submits, as soon as what they take is free; a job waits in the state that it has.
@@ -78,11 +79,41 @@
  * With check output, an accepted submit fills the output memory with the job's tag, undefined BF16
  * numbers that carry the ticket: who reads too early reads those. A board would not do that.
  *
+ * Resets. What a level does, and what npurt_reset_describe says that it does, are two lists, so that
+ * a test may set them apart:
+ *   reset1 .. reset4                words joined by +, or none: the effects that the level has
+ *   reset1_claims .. reset4_claims  the same; a word with ? behind it is unknown, one that is not
+ *                                   there is denied
+ *   reset_interval                  least time between two resets of level 4 (1s)
+ * The words are the effects NPURT_FX_* in small letters. By default the levels do:
+ *   1  aborts_jobs+quiesces_dma+drops_kv+drops_all_kv+other_chip+other_model; of KV the claims say
+ *      that it is unknown
+ *   2  drops_config+drops_all_configs+drops_kv+drops_all_kv+drops_params+other_model
+ *   3  frees_dynamic
+ *   4  what 1 and 2 do, clears_sticky+frees_dynamic+frees_all+resets_counters+new_epoch; the claims
+ *      say of reloads_firmware that it is unknown
+ * Levels 2 and 3 want nothing in flight, or level 1 before them; level 3 wants no calbin configured.
+ *   aborts_jobs    jobs end ABORTED; without it they go on, and with drops_config they are LOST
+ *   quiesces_dma   what has ended is QUIESCENT; without it, it is not, and may still write
+ *   drops_kv       every lane is unknown and waits for its RELEASE; without it only those of jobs
+ *                  that were cut off
+ *   drops_config   the calbin is LOST, its generation stale, its memory given back but for dynamic
+ *   frees_dynamic  dynamic memory that no calbin holds, and leaks that end with it
+ *   frees_all      leaks that end with a device reset
+ *   clears_sticky  of level 4 only: the other levels end what a fault says that they end
+ *   drops_host_maps  buffers that no job holds are mapped no more
+ *   reloads_firmware the device tells its own versions again
+ *   other_chip     without it levels 1 and 2 leave a calbin alone that is on none of the chips asked
+ * The effects without a line here are words for the report. Buffers of a generation that is gone can
+ * be destroyed once their job is retired, those of a job that is never quiescent can not: they, the
+ * bank and the handle of the calbin stay until the device is closed; that calbin, or another handle
+ * of it, can be configured anew all the same.
+ *
  * Fault plan. One rule a line; the first rule that fires at a point wins; what is not understood is
  * an error with its line:
  *   fault ID kind=KIND [on=POINT] [nth=N | every=N | p=X] [count=N|inf] [skip=N]
  *         [task=prefill|decode] [engine=ping|pong] [model=NAME] [lane=N] [after=T] [until=T]
- *         [inflight>=N] [during=load] [keys of the kind]
+ *         [inflight>=N] [level=1..4] [during=load] [keys of the kind]
  *   kind                  on               keys of the kind
  *   submit_reject         submit           code=0x601 (any of class 1 to 3, 0x601, 0x603)
  *   submit_indeterminate  submit           runs=yes|no; no: queued for ever, until cancel or reset
@@ -101,14 +132,18 @@
  *   kv_swap               exec             pos= with=LANE: the row exchanged with that lane's
  *   kv_zero, kv_bit       exec             pos=: the row is zero; one bit of it is another
  *   pad_write             exec             victim=LANE: an inactive row writes over its first row
- *   unhealthy             h2d, exec, d2h   chip=0 release=reset1: health says so, jobs go on
- *   sticky                h2d, exec, d2h   code=0x804 release=reset4: every submit fails with it
- *   device_lost           h2d, exec, d2h   release=reset4: and all jobs in flight are LOST
+ *   unhealthy             h2d, exec, d2h,  chip=0 release=reset1: health says so, jobs go on
+ *                         submit, health,
+ *                         time
+ *   sticky                the same         code=0x804 release=reset4: every submit fails with it
+ *   wedged                the same         release=reset4: and all jobs in flight hang
+ *   device_lost           the same         release=reset4: and all jobs in flight are LOST
  *   thermal               exec             tau=10s rise=50 limit=80 factor=2: one RC node, degrees
  *   drift                 exec             percent= of EXEC per 10^6 jobs, bytes= of memory per job
  *   illegal_step          poll             from=STATE to=STATE: a poll shows another state
  *   lost_completion       visible          poll_sees=y|n: polls see it and no wait does, or nobody
- *   late_completion       visible          delay=T: told that much later, with event and flag LATE
+ *   late_completion       visible          delay=T: told that much later, with event and flag LATE;
+ *                                          outlives=n|y: also after a reset, even of a retired job
  *   late_dma              visible          delay=T bytes=64: writes the job's tag to its logits
  *   kv_apply_before       kv_apply_before  code=0x703 (0x304, 0x703, 0x704) partial=n|y
  *   kv_apply_after        kv_apply_after   the same
@@ -117,18 +152,49 @@
  *   counter_stuck         counters         field=NAME: shows what it did at the first firing
  *   counter_negative      counters         field=NAME n=1: shows 0 - n
  *   counter_reset         counters         field=NAME: counts from the first firing on
- * Points. submit: every submit that would be accepted. visible: a job's end becomes known; lost and
+ *   configure_fail        configure        code=0x701 (any of class 3, 7, 8): nothing is taken
+ *   configure_partial_memory configure     bytes=104857600 chip=0 release=reset3|reset4|never: it
+ *                                          fails with 0x701 and so much is taken
+ *   configure_hang        configure        for=T heeds=y|n: takes so long, at most its timeout, then
+ *                                          0x701; without for= always that; heeds=n: no timeout
+ *   warmup_wrong          configure        every logit of that configuration is 1
+ *   release_leak          release          bytes=104857600 chip=0: not given back any more
+ *   leak_until_dynamic_clear, leak_until_soft  release  the same, until reset 3, until reset 4
+ *   release_slow          release          for=T: everything is given back only then
+ *   reset_fail            reset            code=0x805 (any of class 8): nothing is done
+ *   reset_refused         reset            0x806, nothing is done
+ *   reset_slow            reset            for=T: takes so long; 0x805 and nothing done when the
+ *                                          caller's timeout is over before that
+ *   reset_ok_but_dead     reset            then=lost|hang|garbage release=reset4: all is done, then
+ *                                          the device is lost, or every job hangs, or has garbage;
+ *                                          tells=n|y: OK and verified, or 0x807
+ *   reset_partial         reset            without=EFFECTS: these are not had; tells=n|y: are they in
+ *                                          the report? Jobs, QUIESCED and memory never lie
+ *   reset_wide            reset            also=EFFECTS: these are had too; tells=y|n
+ *   health_block          health           for=T: the call takes so long
+ *   memory_skew           memory           field=NAME n=N, with or without sign: added when read
+ *   version_mismatch      reset, time      field=runtime|driver|firmware version=N.N: told from then
+ *   epoch_bump            submit, health,  another process resets the board: jobs, configuration and
+ *                         time             KV are gone, epoch and events say so
+ *   owner_change          the same         pid=1 for=T: and has it until then (for ever): submits,
+ *                                          configurations and resets are DEVICE_OWNED
+ * Points. submit: every submit that would be accepted. configure: every configuration that could be.
+ * release: of a configured calbin. reset: every reset that may run. health, memory: every look. time:
+ * once, at after=, which it needs. visible: a job's end becomes known; lost and
  * late_completion take only jobs that are DONE, late_dma only ends without QUIESCENT, and a reset
  * that makes the job quiescent stops it. kv_apply_before: a list that would be applied and
  * reserves; kv_apply_after: one that commits, rolls back or releases, decided first where a list
  * does both. partial=y has code 0x704 and leaves every lane of the list unknown. The points of KV
- * and counters know no job, so task=, engine= (and for counters lane=, model=) are refused there.
+ * know no job, so task= and engine= are refused there, configure and release no lane either, and
+ * the others but those of jobs no model; level= is for resets.
  * The occurrences of a point that pass a rule's filters are its matches. skip drops the first ones;
  * then nth takes the N-th, every each N-th, p each with probability X by hash(seed, ID, point,
  * ordinal of the point); without any of the three every match fires. count bounds the firings: by
  * default inf for every, p, thermal, drift, counter_stuck and counter_reset, else 1. Times carry a
  * unit (ns us ms s) and are device time.
- * Rules are armed, and their ordinals begin, at npurt_sim_arm; during=load arms a rule at once.
+ * Rules are armed, and their ordinals begin, at npurt_sim_arm; during=load arms a rule at once, and
+ * so are those of configure, release, reset, health, memory and time.
+ * A call that takes time lets a stepped clock jump; with a real one it sleeps, and others go on.
  * KV rows are those of all layers at pos, by default the last position that the job writes, on the
  * lane that lane= names or the first active one. The job's own logits are right; what reads the row
  * later is not. pad_write matches jobs with an inactive row only. Without a thermal rule the chips
@@ -160,7 +226,8 @@ enum {
   NPURT_SIM_EVENT_EXEC_END,
   NPURT_SIM_EVENT_D2H_END,
   NPURT_SIM_EVENT_LATE_END,  /* a completion that was held back */
-  NPURT_SIM_EVENT_LATE_WRITE /* a transfer after the job's end */
+  NPURT_SIM_EVENT_LATE_WRITE, /* a transfer after the job's end */
+  NPURT_SIM_EVENT_FAULT       /* the instant of a rule on=time */
 };
 
 /* npurt_sim_clock: op */

@@ -52,7 +52,7 @@ VERIFIED, CLEARS_STICKY = 2, 4
         ("kind=unhealthy release=soon", "release=soon: expected never or reset1 .. reset4"),
         ("kind=unhealthy code=0x801", "unknown key 'code'"),
         ("kind=sticky code=0x601", "code=0x601: a device refuses with a code of class 8"),
-        ("kind=device_lost on=submit", "on=submit does not go with"),
+        ("kind=device_lost on=poll", "on=poll does not go with"),
         ("kind=thermal limit=0", "limit=0"),
         ("kind=thermal tau=0s", "tau=0s: more than nothing"),
         ("kind=drift", "drift needs percent= or bytes="),

@@ -266,9 +266,41 @@ class Board:
         self.ok("npurt_clock_now", self.device, c.byref(ns))
         return ns.value
 
-    def reset(self, level: int, *, only_code: int = Code.OK) -> npurt.ResetReport:
+    def memory(self, chip: int = 0) -> npurt.Memory:
+        told = npurt.Memory()
+        self.ok("npurt_device_memory", self.device, chip, c.byref(told))
+        return told
+
+    def describe(self) -> npurt.DeviceDesc:
+        told = npurt.DeviceDesc()
+        self.ok("npurt_sim_describe", self.device, c.byref(told))
+        return told
+
+    def try_configure(self, *, timeout_ns: int = 0) -> tuple[int, npurt.ConfigureResult]:
+        """Configure the calbin without a bank; return code and result."""
+        result = npurt.ConfigureResult()
+        params = npurt.ConfigureParams(timeout_ns=timeout_ns)
+        code = self.code("npurt_calbin_configure", self.calbin, c.byref(params), c.byref(result))
+        return code, result
+
+    def give_back(self, *pairs: Pair) -> None:
+        """Destroy buffers, close the bank; the calbin's handle stays."""
+        for pair in pairs:
+            for buffer in (pair.in_, pair.out):
+                self.ok("npurt_buffer_destroy", buffer)
+        self.ok("npurt_kv_close", self.bank)
+        self.bank = c.c_void_p()
+
+    def scope(self, level: int) -> npurt.ResetScope:
+        scope = npurt.ResetScope()
+        self.ok("npurt_reset_describe", self.device, level, c.byref(scope))
+        return scope
+
+    def reset(
+        self, level: int, *, only_code: int = Code.OK, timeout_ns: int = 0, chips: int = 0
+    ) -> npurt.ResetReport:
         report = npurt.ResetReport()
-        params = npurt.ResetParams(level=level)
+        params = npurt.ResetParams(level=level, timeout_ns=timeout_ns, chip_mask=chips)
         assert (
             self.code("npurt_reset_run", self.device, c.byref(params), c.byref(report)) == only_code
         )
