@@ -57,6 +57,9 @@ def run(
     ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop text. May be repeated.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds, each.")] = None,
+    on_fault: Annotated[
+        str, typer.Option(help="After a fault of the device: continue the answers, or fail them.")
+    ] = "continue",
     journal: Annotated[
         str | None, typer.Option(help="Journal file, made or continued; default in memory.")
     ] = None,
@@ -102,6 +105,7 @@ def run(
                 stop=tuple(stop or ()),
                 deadline_s=deadline,
                 logprobs=logprobs,
+                on_fault=on_fault,
             )
         )
         for prompt in wanted

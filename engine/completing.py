@@ -104,8 +104,8 @@ def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:
     if lane.state != "ready" or lane.length_tokens != row.to_tokens:
         fail(draft, request, "kv_unknown", f"the KV of lane/{row.lane} is in doubt")
         return False
-    if row.to_tokens < len(request.prompt):
-        return False  # a part of its prompt: nothing was drawn
+    if row.to_tokens < request.prefill_tokens:
+        return False  # a part of what it already had: nothing was drawn
     if is_end_token(draft.state, request, result.token):
         finish(draft, request, "stop")
         return False

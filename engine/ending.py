@@ -25,9 +25,10 @@ def conclude(
     retry_after_ns: int | None = None,
 ) -> None:
     """End a live request by ``trigger``, tell its client, give back its lane if no job has it."""
-    model = draft.state.models[request.model]
+    model = draft.state.models.get(request.model)
+    generation = 0 if model is None else model.generation
     data = {"reason": kind or finish_reason, "tokens": len(request.tokens)}
-    draft.emit("request", request.number, trigger, generation=model.generation, data=data)
+    draft.emit("request", request.number, trigger, generation=generation, data=data)
     draft.ask(
         Conclude(
             request=request.number,

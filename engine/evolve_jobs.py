@@ -3,8 +3,9 @@
 from collections import deque
 
 from laneway.engine.errors import InternalError
-from laneway.engine.evolve_requests import drop_passed
+from laneway.engine.evolve_requests import drop_passed, forget_alone, leave_turns
 from laneway.engine.inputs import Completed, DeviceFaulted, Input, RowResult
+from laneway.engine.plan import may_split
 from laneway.engine.state import (
     JobRow,
     JobState,
@@ -65,7 +66,10 @@ def _plan(state: State, number: int, event: Event) -> None:
         state.models[job.model].runs[job.rows[0].owner].job = number
         return
     for row in job.rows:
-        state.requests[row.owner].job = number
+        request = state.requests[row.owner]
+        request.job = number
+        if request.alone:
+            leave_turns(state, request.number)  # it may have been taken out of turn
     _count_turn(state, job)
     drop_passed(state, state.prefill_again, is_prefilling)
     drop_passed(state, state.chunking, is_prefilling)
@@ -153,16 +157,31 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
             again.append(request.number)
             continue
         request.refusals = request.kv_refusals = 0
-        if row.to_tokens < len(request.prompt):
-            state.chunking.appendleft(request.number)
+        if row.to_tokens < request.prefill_tokens:
+            _go_on_with_known(state, request)
             continue
         if result.fault or is_end_token(state, request, result.token):
             continue
         request.tokens.append(result.token)
         if request.state == "decoding":
             state.decode_ready.append(request.number)
+        if request.alone and job.task == "decode":
+            forget_alone(state, request)
     queue = state.prefill_again if job.task == "prefill" else state.decode_ready
     queue.extendleft(reversed(again))
+
+
+def _go_on_with_known(state: State, request: RequestState) -> None:
+    """Queue a request for the next part of what it already has.
+
+    That is the next turn of its class where prompts may be run in parts. Else no prefill may begin
+    behind tokens, and the rest takes its turns among the decodes.
+    """
+    if may_split(state, state.models[request.model]):
+        state.chunking.appendleft(request.number)
+    else:
+        request.catching_up = True
+        state.decode_ready.append(request.number)
 
 
 def _leave_run(state: State, job: JobState, event: Event) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from laneway.engine.errors import InternalError
-from laneway.engine.fairness import UNIT
+from laneway.engine.fairness import FIRST_KEY, UNIT
 from laneway.engine.inputs import Input, RequestSubmitted
 from laneway.engine.state import RequestState, State, is_waiting_number, waiting_queue
 from laneway.statemachines import MACHINES, Event
@@ -20,17 +20,25 @@ def evolve_request(state: State, event: Event, taken: Input) -> None:
         request = state.requests[number]
         if request.state == "waiting":
             state.waiting_requests -= 1
-            state.waiting_tokens -= len(request.prompt)
+            state.waiting_tokens -= request.prefill_tokens
         request.state = event.dest
         if event.trigger == "prefill":
             request.lane = event.data["lanes"][index]
+            request.served = True
             queue = waiting_queue(state, request)
             queue.serve(request.tag)
             queue.drop_passed(lambda one: is_waiting_number(state, one))
         elif event.trigger == "decode":
+            request.catching_up = False
             state.decode_ready.append(number)
+        elif event.trigger == "suspend":
+            _suspend(state, request, event)
+        elif event.trigger == "resume":
+            _resume(state, request, event)
         elif event.dest in MACHINES["request"].final:
             del state.requests[number]
+            if request.alone:
+                forget_alone(state, request)
             _compact_waiting(state)
             _drop_passed_deadlines(state)
 
@@ -42,10 +50,12 @@ def _receive(state: State, number: int, event: Event, taken: Input) -> None:
     if event.trigger == "reject":
         return
     assert isinstance(taken, RequestSubmitted)
+    model = state.models[event.data["model"]]
+    assert model.facts is not None
     state.requests[number] = RequestState(
         number=number,
         state=event.dest,
-        model=event.data["model"],
+        model=model.number,
         prompt=taken.prompt,
         max_tokens=taken.max_tokens,
         sampling=taken.sampling,
@@ -60,25 +70,76 @@ def _receive(state: State, number: int, event: Event, taken: Input) -> None:
         priority=taken.priority,
         tenant=taken.tenant,
         long=len(taken.prompt) > state.limits.long_prefill_threshold_tokens,
+        alias=taken.alias,
+        sha256=model.facts.sha256,
+        on_fault=taken.on_fault,
+        prefill_tokens=len(taken.prompt),
     )
     if taken.deadline_ns is not None:
         heapq.heappush(state.deadlines, (taken.deadline_ns, number))
-    _wait(state, state.requests[number])
-    state.waiting_requests += 1
-    state.waiting_tokens += len(taken.prompt)
+    request = state.requests[number]
+    request.tag = waiting_queue(state, request).tag(
+        request.tenant,
+        cost_tokens=request.prefill_tokens + request.max_tokens,
+        weight=dict(state.limits.tenant_weights).get(request.tenant, 1),
+    )
+    _wait(state, request)
+
+
+def _suspend(state: State, request: RequestState, event: Event) -> None:
+    """Take from a request what it held; it stands in no queue until it is resumed."""
+    request.lane = request.job = None
+    request.catching_up = False
+    request.refusals = request.kv_refusals = 0
+    if event.data["suspect"]:
+        request.suspicions += 1
+        forget_alone(state, request)
+        request.alone = True
+    else:
+        request.requeues += 1
+    leave_turns(state, request.number)
+
+
+def _resume(state: State, request: RequestState, event: Event) -> None:
+    """Let a request wait for a lane again; all that it has goes through its prefill."""
+    waiting_queue(state, request).discard(request.number)
+    request.model = event.data["model"]
+    request.prefill_tokens = len(request.prompt) + len(request.tokens)
+    if request.served:
+        request.long = request.prefill_tokens > state.limits.long_prefill_threshold_tokens
+    _wait(state, request)
+    if request.alone and request.number not in state.alone:
+        state.alone.append(request.number)
+
+
+def forget_alone(state: State, request: RequestState) -> None:
+    """Let a request run beside others again, and others beside it."""
+    request.alone = False
+    if request.number in state.alone:
+        state.alone.remove(request.number)
+
+
+def leave_turns(state: State, number: int) -> None:
+    """Take a request out of every queue of those that have a lane."""
+    for queue in (state.prefill_again, state.chunking, state.decode_ready):
+        if number in queue:
+            queue.remove(number)
 
 
 def _wait(state: State, request: RequestState) -> None:
-    """Give a request its place among those of its class."""
-    limits = state.limits
-    queue = waiting_queue(state, request)
-    request.tag = queue.tag(
-        request.tenant,
-        cost_tokens=len(request.prompt) + request.max_tokens,
-        weight=dict(limits.tenant_weights).get(request.tenant, 1),
-    )
-    lead = request.priority * limits.priority_step_tokens * UNIT
-    queue.push(request.tag + lead, request.number)
+    """Give a request its place among those of its class.
+
+    Whoever was served before stands first, in the order of arrival: its turn had come, it has paid
+    for it, and no fault is its tenant's doing.
+    """
+    state.waiting_requests += 1
+    state.waiting_tokens += request.prefill_tokens
+    key = FIRST_KEY
+    if request.served:
+        request.tag = 0
+    else:
+        key = request.tag + request.priority * state.limits.priority_step_tokens * UNIT
+    waiting_queue(state, request).push(key, request.number)
 
 
 def drop_passed(state: State, queue: deque[int], fits: Callable[[RequestState], bool]) -> None:

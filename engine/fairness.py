@@ -9,6 +9,8 @@ yet waits no longer than the service its lead is worth: tags only rise, so whoev
 by a bounded number of tokens of others' work (R5.4, E13). With one tenant and one priority the
 order is that of arrival (G9).
 
+A request that goes on after a fault stands before all others: its turn had come once.
+
 A request that ended is left in the heap and skipped, so that a cancel costs nothing.
 """
 
@@ -19,6 +21,9 @@ import attrs
 
 UNIT = 1 << 10
 """Parts of a token that tags are counted in, so that shares of small weights stay exact enough."""
+
+FIRST_KEY = -(1 << 100)
+"""Before every key that a tag and a priority make: of those whose turn had come before a fault."""
 
 TENANTS_KEPT = 256
 
@@ -43,6 +48,12 @@ class FairQueue:
     def push(self, key: int, number: int) -> None:
         """Let a request wait under its key."""
         heapq.heappush(self.entries, (key, number))
+
+    def discard(self, number: int) -> None:
+        """Drop a request wherever it stands."""
+        if any(entry[1] == number for entry in self.entries):
+            self.entries = [entry for entry in self.entries if entry[1] != number]
+            heapq.heapify(self.entries)
 
     def serve(self, tag: int) -> None:
         """Let the virtual time follow the request that is served."""

@@ -215,7 +215,8 @@ class RequestSubmitted:
     the alias stood for when the tokens were made, 0 for none. ``logprobs``: how many of
     the most likely tokens are told beside each token's own log-probability, None for neither.
     Before ``min_tokens`` nothing but ``max_tokens`` ends the answer. A lower ``priority`` goes
-    first; ``tenant`` is who shares the device fairly with others.
+    first; ``tenant`` is who shares the device fairly with others. ``on_fault`` is ``continue`` or
+    ``fail``.
     """
 
     request: int
@@ -233,6 +234,7 @@ class RequestSubmitted:
     model: int = 0
     priority: int = 0
     tenant: str = ""
+    on_fault: str = "continue"
 
 
 @attrs.frozen(kw_only=True)

@@ -25,6 +25,14 @@ IN_FLIGHT = {
 }
 """What a buffer may be while its job is in a state."""
 
+SERVES = {
+    "waiting": ("ready", "draining", "recovering", "warming"),
+    "prefilling": ("ready", "draining"),
+    "decoding": ("ready", "draining"),
+    "suspended": ("ready", "draining", "recovering", "warming"),
+}
+"""What the model of a request may be, by the request's state."""
+
 BUSY_BUFFERS = ("preparing", "submitted", "running")
 
 
@@ -117,11 +125,25 @@ def check_requests(state: State) -> None:
     for request in state.requests.values():
         check_request(state, request)
         model = state.models.get(request.model)
-        if model is None or model.state not in ("ready", "draining"):
+        if model is None or model.state not in SERVES[request.state]:
             raise InvariantError(
                 "I1",
-                f"request/{request.number} lives on model/{request.model}, which serves nothing",
+                f"{_of(request)} lives on model/{request.model}, which serves nothing",
             )
+    _check_alone(state)
+
+
+def _check_alone(state: State) -> None:
+    """G15: who runs alone is listed once, and no job has a row of it beside another."""
+    alone = sorted(r.number for r in state.requests.values() if r.alone)
+    listed = sorted(state.alone)
+    resumed = [n for n in alone if state.requests[n].state != "suspended" or n in listed]
+    if listed != resumed:
+        raise InvariantError("G15", f"requests {alone} run alone, listed {listed}")
+    for job in state.jobs.values():
+        suspects = [row.owner for row in job.rows if row.owner in alone]
+        if job.origin == "request" and suspects and (len(job.rows) > 1 or len(state.jobs) > 1):
+            raise InvariantError("G15", f"{_of(job)} runs the suspects {suspects} beside others")
 
 
 def check_request(state: State, request: RequestState) -> None:
@@ -130,13 +152,20 @@ def check_request(state: State, request: RequestState) -> None:
     done = len(request.tokens)
     if done >= request.max_tokens:
         raise InvariantError("I1", f"{_of(request)} is done but lives")
-    if status == "waiting":
-        if request.lane is not None or request.job is not None or done:
-            held = (request.lane, request.job, done)
-            raise InvariantError("R6.2", f"{_of(request)} holds {held}")
-        return
-    if status not in ("prefilling", "decoding"):
+    if status not in SERVES:
         raise InvariantError("I1", f"{_of(request)} has no way on")
+    length = len(request.prompt) + done
+    if status in ("waiting", "prefilling") and request.prefill_tokens != length:
+        said = f"is to run {request.prefill_tokens} tokens and has {length}"
+        raise InvariantError("G8", f"{_of(request)} {said}")
+    if request.catching_up and status != "prefilling":
+        raise InvariantError("G8", f"{_of(request)} catches up with nothing")
+    if status in ("waiting", "suspended"):
+        if request.lane is not None or request.job is not None:
+            raise InvariantError("R6.2", f"{_of(request)} holds {(request.lane, request.job)}")
+        if done and not request.served:
+            raise InvariantError("R6.2", f"{_of(request)} has {done} tokens and never had a lane")
+        return
     lane = state.lanes.get(request.lane or 0)
     if lane is None:
         raise InvariantError("R6.2", f"{_of(request)} has no lane")
@@ -146,9 +175,9 @@ def check_request(state: State, request: RequestState) -> None:
     if lane.job != request.job:
         said = f"job/{request.job}, its lane job/{lane.job}"
         raise InvariantError("I6", f"{_of(request)}: {said}")
-    if (done == 0) != (status == "prefilling"):
+    if status == "decoding" and not done:
         raise InvariantError("R6.2", f"{_of(request)} has {done} tokens")
-    length = len(request.prompt) + done - 1
+    length -= 1
     if status == "prefilling":
         if lane.length_tokens > length:
             said = f"its KV is {lane.length_tokens} long, at most {length}"
@@ -339,7 +368,7 @@ def check_queues(state: State) -> None:
     turns: dict[str, list[int]] = {"prefilling": [], "decoding": []}
     for number, request in state.requests.items():
         if request.job is None and request.state in turns:
-            turns[request.state].append(number)
+            turns["decoding" if request.catching_up else request.state].append(number)
     prefilling = (*state.prefill_again, *state.chunking)
     for queue, status in ((prefilling, "prefilling"), (state.decode_ready, "decoding")):
         idle = set(turns[status])
@@ -362,20 +391,30 @@ def _check_waiting(state: State) -> None:
     count = state.waiting_requests
     if count != len(waiting):
         raise InvariantError("I8", f"{len(waiting)} requests wait, counted {count}")
-    tokens = sum([len(state.requests[number].prompt) for number in waiting])
+    tokens = sum([_known(state.requests[number]) for number in waiting])
     if state.waiting_tokens != tokens:
         raise InvariantError("I8", f"{tokens} tokens, counted {state.waiting_tokens}")
 
 
+def _known(request: RequestState) -> int:
+    return len(request.prompt) + len(request.tokens)
+
+
 def check_waiting(state: State, waiting: list[int]) -> None:
-    """G9, E13: each who waits stands once, in its class, and no tenant overtakes itself."""
+    """G9, E13: each who waits stands once, in its class, and no tenant overtakes itself.
+
+    Those whose turn had come before a fault stand before all others.
+    """
     found: list[int] = []
     members = set(waiting)
     for queue, is_long in ((state.short_waiting, False), (state.long_waiting, True)):
         stands = [number for number in queue.in_order() if number in members]
         found += stands
         last: dict[tuple[str, int], int] = {}
-        for number in stands:
+        served = [number for number in stands if state.requests[number].served]
+        if stands[: len(served)] != sorted(served):
+            raise InvariantError("G9", f"the resumed {served} do not stand first in {stands}")
+        for number in stands[len(served) :]:
             one = state.requests[number]
             if one.long != is_long:
                 said = f"requests {[number]} wait in the queue of another class"

@@ -387,6 +387,7 @@ class Engine:
             model=model or 0,
             priority=request.priority,
             tenant=request.tenant,
+            on_fault=request.on_fault,
         )
 
     def _open_stream(self, taken: RequestSubmitted, request: Request, model: int | None) -> Stream:

@@ -107,12 +107,14 @@ class MeasuredModel:
 class LiveRequest:
     """What is remembered of a request until its ending.
 
-    ``prompt_left`` are tokens of its prompt that no job has run yet.
+    ``prompt_left`` are tokens that it has and that no job has run in its present lane: of its
+    prompt, and after a fault those of its answer too.
     """
 
     model: MeasuredModel
     admitted_ns: int
     waiting_since_ns: int
+    prompt_tokens: int
     prompt_left: int
     started_ns: int = 0
     first_token_ns: int = 0

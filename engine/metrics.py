@@ -142,8 +142,9 @@ class Metrics:
                 self.rejections[event.data["reason"]] += 1
             elif event.trigger == "admit":
                 model = self.models[event.data["model"]]
+                prompt_tokens = _prompt_tokens(step)
                 self.requests[number] = LiveRequest(
-                    model, step.at_ns, step.at_ns, _prompt_tokens(step)
+                    model, step.at_ns, step.at_ns, prompt_tokens, prompt_tokens
                 )
                 model.requests[event.dest] += 1
             elif event.dest in _REQUEST_FINAL:
@@ -221,9 +222,8 @@ class Metrics:
             request = self.requests.get(owner)
             if request is None:
                 continue
-            if job.task == "prefill":
-                request.prompt_left -= growth
-            if not result.fault and request.prompt_left <= 0:
+            request.prompt_left = max(request.prompt_left - growth, 0)
+            if not result.fault and not request.prompt_left:
                 self.gained.append(owner)
 
     # ------------------------------------------------------------------ lanes, buffers
@@ -318,9 +318,11 @@ def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
     model.requests[event.dest] += 1
     if event.trigger == "prefill":
         model.queued.observe(at_ns - request.waiting_since_ns)
-        request.started_ns = at_ns
+        if not request.tokens:
+            request.started_ns = at_ns
     elif event.dest == "waiting":
         request.waiting_since_ns = at_ns
+        request.prompt_left = request.prompt_tokens + request.tokens
 
 
 def _take_token(request: LiveRequest, at_ns: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import attrs
 
-from laneway.engine.capability import batch_max, inflight_max, lane_rule
+from laneway.engine.capability import batch_max, chunked_prefill, inflight_max, lane_rule
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.sampling import Sampling
@@ -86,6 +86,17 @@ def places_of(model: ModelState, submodel: SubmodelFacts, lanes: Iterable[int]) 
     if not submodel.fixed_rows:
         return ()
     return tuple((lane - model.lane_first) % submodel.batch_max for lane in lanes)
+
+
+def may_split(state: State, model: ModelState) -> bool:
+    """Return whether prompts of a model may be run in parts (R5.5, E13)."""
+    device, facts = state.device.facts, model.facts
+    return (
+        device is not None
+        and facts is not None
+        and chunked_prefill(device, facts.sha256)
+        and all(size.incremental for size in facts.submodels if size.task == "prefill")
+    )
 
 
 def validate(state: State, chosen: Plan) -> None:

@@ -29,10 +29,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
-from laneway.engine.capability import chunked_prefill
 from laneway.engine.inputs import SubmodelFacts
 from laneway.engine.limits import Limits
-from laneway.engine.plan import Plan, PlanRow, block_of, takes_rows
+from laneway.engine.plan import Plan, PlanRow, block_of, may_split, takes_rows
 from laneway.engine.state import (
     ModelState,
     RequestState,
@@ -40,11 +39,16 @@ from laneway.engine.state import (
     is_decoding,
     is_prefilling,
     is_waiting_number,
+    known_tokens,
 )
 
 
 def choose_request(state: State, model: ModelState) -> Plan | None:
     """Return the next job of live requests, or None."""
+    if state.alone:
+        suspect = _first_alone(state, model)
+        if suspect is not None:
+            return _choose_alone(state, model, suspect)
     order = (_choose_prefill, _choose_decode)
     if state.prefill_debt_tokens > 0:
         order = (_choose_decode, _choose_prefill)
@@ -107,11 +111,49 @@ def _of_one_block(
 
 
 def _decode_row(state: State, request: RequestState) -> PlanRow:
+    """Return a step of one token: of the last one, or of one that only has to be caught up with."""
     assert request.lane is not None
     start = state.lanes[request.lane].length_tokens
+    if request.catching_up:
+        tokens = known_tokens(request, start, start + 1)
+        draws = start + 1 == request.prefill_tokens
+        sampling = request.sampling if draws else None
+        return PlanRow(request.lane, request.number, tokens, start, sampling, False)
     return PlanRow(
         request.lane, request.number, (request.tokens[-1],), start, request.sampling, False
     )
+
+
+# ---------------------------------------------------------------------------- suspects
+
+
+def _first_alone(state: State, model: ModelState) -> RequestState | None:
+    """Return the first suspect of a model that can run."""
+    for number in state.alone:
+        request = state.requests[number]
+        if request.model == model.number and request.state != "suspended":
+            return request
+    return None
+
+
+def _choose_alone(state: State, model: ModelState, request: RequestState) -> Plan | None:
+    """Return the next job of a suspect, once nothing else is in flight (G15).
+
+    Why nothing else: another fault then names the guilty one, and costs nobody but it; those who
+    wait for a lane meanwhile have lost nothing. If no lane is empty, those who have one go on until
+    one is.
+    """
+    if request.lane is None and not model.empty_lanes:
+        return _choose_decode(state, model)
+    if state.jobs:
+        return None
+    if is_decoding(request):
+        sizes = _submodels(model, "decode", tokens=1)
+        rows = [_decode_row(state, request)]
+        buffer, _ = _fit(state, model, sizes, rows)
+        return None if buffer is None else _plan(model, "decode", buffer, rows)
+    lane = request.lane if request.lane is not None else _lowest(model)
+    return _prefill_alone(state, model, request, lane)
 
 
 # ---------------------------------------------------------------------------- prefill
@@ -163,10 +205,10 @@ def _short(state: State, model: ModelState) -> Plan | None:
     rows: list[PlanRow] = []
     left = state.limits.prefill_tokens_max
     for request in _waiting(state, state.short_waiting.in_order(), model):
-        if len(rows) == most or (rows and len(request.prompt) > left):
+        if len(rows) == most or (rows and request.prefill_tokens > left):
             break
         rows.append(_prefill_row(state, model, request, lanes[len(rows)]))
-        left -= len(request.prompt)
+        left -= request.prefill_tokens
     if not rows:
         return None
     width = max(len(row.tokens) for row in rows)
@@ -188,30 +230,32 @@ def _empty_lanes(state: State, model: ModelState, sizes: list[SubmodelFacts]) ->
 
 
 def _prefill_row(state: State, model: ModelState, request: RequestState, lane: int) -> PlanRow:
-    """Return the next part of a prompt: all that is left, unless it is long and may be split."""
+    """Return the next part of what a request already has: its prompt, and its tokens if resumed.
+
+    It is all that is left, unless it is long and may be split, or is more than a prefill takes.
+    """
     start = state.lanes[lane].length_tokens if request.lane is not None else 0
-    end = len(request.prompt)
+    goal = end = request.prefill_tokens
     if request.long and may_split(state, model):
         end = min(end, start + state.limits.prefill_chunk_tokens)
+    if request.tokens:
+        end = min(end, start + _prefill_width(state, model))
     return PlanRow(
         lane=lane,
         owner=request.number,
-        tokens=request.prompt[start:end],
+        tokens=known_tokens(request, start, end),
         start=start,
-        sampling=request.sampling if end == len(request.prompt) else None,
+        sampling=request.sampling if end == goal else None,
         bind=request.lane is None,
     )
 
 
-def may_split(state: State, model: ModelState) -> bool:
-    """Return whether prompts of a model may be run in parts (R5.5, E13)."""
-    device, facts = state.device.facts, model.facts
-    return (
-        device is not None
-        and facts is not None
-        and chunked_prefill(device, facts.sha256)
-        and all(size.incremental for size in facts.submodels if size.task == "prefill")
-    )
+def _prefill_width(state: State, model: ModelState) -> int:
+    """Return how many tokens a prefill of one sequence takes at most."""
+    facts = model.facts
+    assert facts is not None
+    sizes = facts.tasks["prefill"]
+    return max(size.tokens_max for size in sizes if takes_rows(state, facts, size, 1))
 
 
 # ---------------------------------------------------------------------------- helpers

@@ -14,6 +14,7 @@ STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 1024
 STOP_TOKEN_IDS_MAX = 128
 PRIORITY_MAX = 100
+ON_FAULT = ("continue", "fail")
 
 
 def _as_tuple(stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -33,7 +34,8 @@ class Request:
     ``min_tokens`` tokens. ``deadline_s`` counts from the submit. ``client_id`` is echoed and never
     used as a key. ``logprobs``, 0 to 20, asks for each token's log-probability and those of as many
     of the most likely. Among those who wait a lower ``priority`` goes first, and ``tenant`` names
-    whose share of the device it takes.
+    whose share of the device it takes. ``on_fault``: after a fault of the device the answer goes on
+    from its tokens (``continue``), or ends with an error (``fail``).
 
     Raises: TypeError or ValueError naming the field, when it is made.
     Source: R7.2.
@@ -52,6 +54,7 @@ class Request:
     logprobs: int | None = None
     priority: int = 0
     tenant: str = ""
+    on_fault: str = "continue"
 
     def __attrs_post_init__(self) -> None:
         """Check types and bounds that need no model."""
@@ -83,6 +86,8 @@ class Request:
         check_int("min_tokens", self.min_tokens, least=0, most=max(self.max_tokens, 0))
         check_int("priority", self.priority, least=-PRIORITY_MAX, most=PRIORITY_MAX)
         check_text("tenant", self.tenant, most=NAME_CHARACTERS_MAX)
+        if self.on_fault not in ON_FAULT:
+            raise ValueError(f"on_fault must be continue or fail, not {self.on_fault!r}")
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, least=0, most=LOGPROBS_MAX)
 

@@ -34,7 +34,14 @@ DEVICE = 0
 
 @attrs.define
 class RequestState:
-    """A live request: its parameters, its tokens so far, and what it holds."""
+    """A live request: its parameters, its tokens so far, and what it holds.
+
+    ``prefill_tokens``: how many of its known tokens must be in its lane before the next one is
+    drawn, which are the prompt and those it already had when it was resumed. ``catching_up``: the
+    last of them go through decode jobs that draw nothing, since no prefill takes them.
+    ``requeues`` and ``suspicions`` count how often a device fault suspended it, as an innocent and
+    as a suspect; ``alone``: it is a suspect that nothing else runs beside (G15).
+    """
 
     number: int
     state: str
@@ -60,6 +67,20 @@ class RequestState:
     long: bool = False
     tag: int = 0
     """Its class of waiting and its place in it (fairness.py)."""
+
+    alias: str = ""
+    sha256: str = ""
+    """The name it was asked of, and the artifact that its tokens come from."""
+
+    on_fault: str = "continue"
+    prefill_tokens: int = 0
+    catching_up: bool = False
+    served: bool = False
+    """Whether it had a lane before: then it stands before those of its class that had none."""
+
+    requeues: int = 0
+    suspicions: int = 0
+    alone: bool = False
 
 
 @attrs.frozen
@@ -242,6 +263,9 @@ class State:
     prefill_again: deque[int] = attrs.Factory(deque)
     chunking: deque[int] = attrs.Factory(deque)
     decode_ready: deque[int] = attrs.Factory(deque)
+    alone: list[int] = attrs.Factory(list)
+    """Suspects that run alone, in order: while one of them can run, nothing else does (G15)."""
+
     deadlines: list[tuple[int, int]] = attrs.Factory(list)
     waiting_requests: int = 0
     waiting_tokens: int = 0
@@ -323,19 +347,28 @@ def waiting_queue(state: State, request: RequestState) -> FairQueue:
 
 
 def is_waiting_number(state: State, number: int) -> bool:
-    """Return whether a request lives and waits for its first prefill."""
+    """Return whether a request lives and waits for a lane."""
     request = state.requests.get(number)
     return request is not None and request.state == "waiting"
 
 
 def is_prefilling(request: RequestState) -> bool:
     """Return whether a request has a lane and needs its prefill run (again)."""
-    return request.state == "prefilling" and request.job is None
+    return request.state == "prefilling" and request.job is None and not request.catching_up
 
 
 def is_decoding(request: RequestState) -> bool:
     """Return whether a request is ready for its next decode job."""
-    return request.state == "decoding" and request.job is None
+    return request.job is None and (request.state == "decoding" or request.catching_up)
+
+
+def known_tokens(request: RequestState, start: int, end: int) -> tuple[int, ...]:
+    """Return a part of a request's history: its prompt, then the tokens it already has."""
+    prompt = request.prompt
+    if end <= len(prompt):
+        return prompt[start:end]
+    own = request.tokens[max(start - len(prompt), 0) : end - len(prompt)]
+    return (*prompt[start:], *own)
 
 
 def is_end_token(state: State, request: RequestState, token: int) -> bool:

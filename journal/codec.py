@@ -57,7 +57,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "ModelReleased": (1, inputs.ModelReleased),
         "ReleaseFailed": (1, inputs.ReleaseFailed),
         "UnloadRequested": (1, inputs.UnloadRequested),
-        "RequestSubmitted": (1, inputs.RequestSubmitted),
+        "RequestSubmitted": (2, inputs.RequestSubmitted),
         "CancelRequested": (1, inputs.CancelRequested),
         "TimePassed": (1, inputs.TimePassed),
         "InboxOverflowed": (1, inputs.InboxOverflowed),

@@ -170,11 +170,11 @@ WIRE_NAMES = {
     "ReleaseFailed": (1, "model code reason"),
     "UnloadRequested": (1, "model"),
     "RequestSubmitted": (
-        1,
+        2,
         "request alias prompt max_tokens sampling[temperature top_k top_p min_p seed"
         " repetition_penalty presence_penalty frequency_penalty logit_bias allowed_token_ids] stop"
         " ignore_eos deadline_ns client_id logprobs stop_token_ids min_tokens model"
-        " priority tenant",
+        " priority tenant on_fault",
     ),
     "CancelRequested": (1, "request"),
     "TimePassed": (1, ""),
@@ -334,14 +334,14 @@ DONE = b'[1,17,917,1,2,7,"applied",1,%s,[5,0,0,0,0,0,0,0,90,0]]'
         ("Completed", DONE % b"[]", "length 1"),
         (
             "RequestSubmitted",
-            b'[1,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1'
-            b',0,"a"]',
+            b'[2,5,"m",[7],4,[9.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],[],false,null,null,null,[],0,1'
+            b',0,"a","continue"]',
             "temperature",
         ),
         (
             "RequestSubmitted",
-            b'[1,5,"m",[7],4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[[3,101.0]],null],[],false,null,null'
-            b',null,[],0,1,0,"a"]',
+            b'[2,5,"m",[7],4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[[3,101.0]],null],[],false,null,null'
+            b',null,[],0,1,0,"a","continue"]',
             "logit_bias",
         ),
     ],
@@ -419,8 +419,8 @@ def test_a_digest_keeps_no_words_of_a_client() -> None:
     packed = b"".join(token.to_bytes(8, "little", signed=True) for token in prompt)
     sha256 = hashlib.sha256(packed).hexdigest()
     assert text.decode() == (
-        f'[1,5,"m",{{"count":3,"sha256":"{sha256}"}},4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],'
-        '{"count":2},false,null,null,null,[],0,1,0,""]'
+        f'[2,5,"m",{{"count":3,"sha256":"{sha256}"}},4,[1.0,0,1.0,0.0,5,1.0,0.0,0.0,[],null],'
+        '{"count":2},false,null,null,null,[],0,1,0,"","continue"]'
     )
     assert DIGEST.decode_input("RequestSubmitted", text) == attrs.evolve(
         taken,

@@ -127,6 +127,13 @@ DAMAGES: tuple[tuple[str, Callable[[State], Any]], ...] = (
     ("E21", lambda s: setattr(s, "aliases", {"n": 1})),
     ("R9.2", lambda s: s.models.update({2: attrs.evolve(s.models[1], number=2, state="failed")})),
     ("I10", _lost),
+    ("G8", lambda s: setattr(request_of(s, "waiting"), "prefill_tokens", 1)),
+    ("G8", lambda s: setattr(request_of(s, "decoding"), "catching_up", True)),
+    ("R6.2", lambda s: setattr(request_of(s, "decoding"), "state", "suspended")),
+    ("R6.2", lambda s: _give_a_token(s)),
+    ("G15", lambda s: s.alone.append(1)),
+    ("G15", lambda s: _suspect_in_a_job(s)),
+    ("G9", lambda s: setattr(max_waiting(s), "served", True)),
     ("decision 9", lambda s: setattr(s, "next_request", 1)),
     ("decision 9", lambda s: setattr(s, "next_epoch", 1)),
 )
@@ -136,6 +143,28 @@ def _empty(lane: LaneState, state: State) -> None:
     """Free a lane that a job names, as a careless cancel would."""
     del state.requests[lane.owner or 0]
     lane.state, lane.owner, lane.job, lane.length_tokens, lane.due = "empty", None, None, 0, ()
+
+
+def _give_a_token(state: State) -> None:
+    """Let a waiting request have a token, counted everywhere, though it never had a lane."""
+    request = request_of(state, "waiting")
+    request.tokens.append(1)
+    request.prefill_tokens += 1
+    state.waiting_tokens += 1
+
+
+def _suspect_in_a_job(state: State) -> None:
+    """Run a suspect beside another row."""
+    job = job_of(state)
+    owner = job.rows[0].owner
+    state.requests[owner].alone = True
+    state.alone.append(owner)
+    job.rows += (job.rows[0],)
+
+
+def max_waiting(state: State) -> RequestState:
+    """Return the last of those who wait."""
+    return max((r for r in state.requests.values() if r.state == "waiting"), key=lambda r: r.number)
 
 
 def test_the_state_is_good_and_rich() -> None:

@@ -233,6 +233,15 @@ class FakeDevice:
         """Forget the running jobs: the device will never say how they ended."""
         self._running.clear()
 
+    def reset(self, *, restoring: set[int]) -> None:
+        """Forget all lanes and jobs, but for the buffers that are still being restored."""
+        self.drop_jobs()
+        for held in (self._bank, self._reserved, self._written, self._doubted, self._bound):
+            held.clear()
+        self._busy = {buffer: job for buffer, job in self._busy.items() if buffer in restoring}
+        kept = [one for one in self._effects if not isinstance(one, SubmitJob | ApplyKv)]
+        self._effects = deque(kept)
+
     @property
     def running(self) -> tuple[tuple[SubmitJob, int], ...]:
         """Jobs the device has, with their tickets, oldest first."""
@@ -435,15 +444,11 @@ class FakeDevice:
             verdict = self.verdict if effect.origin == "golden" else ""
             return RowResult(token=NO_TOKEN, verdict=verdict)
         token = next_token(sequence, row.sampling.seed or 0, row.masked)
-        position = self._generated(row.owner)
-        hit = self._words.push(row.owner, position, token)
+        hit = self._words.push(row.owner, row.generated, token)
         logprobs: tuple[tuple[int, float], ...] = ()
         if row.logprobs is not None:
             logprobs = ((token, -0.5), *((other, -1.0 - other) for other in range(row.logprobs)))
         return RowResult(token=token, stop_hit=hit, logprobs=logprobs)
-
-    def _generated(self, owner: int) -> int:
-        return len(self._words.pushed.get(owner, []))
 
 
 def _kv_failed(job: int | None, operation: KvOperation, fault: KvFault) -> KvApplyFailed:

@@ -1,0 +1,89 @@
+"""Let requests go on after a fault, from the tokens they already have (G8, G15, D11, R7.5).
+
+Theory of operation. A fault costs jobs, not requests. ``suspend_request`` takes from a request what
+it held; whoever decides about the device calls ``resume_request`` when there is a model to go on
+with. A resumed request waits for a lane like a new one, first of its class, and its prefill runs
+all that it has: its prompt, then its tokens. The next token is then the one that the fault kept
+away: same position, same random number, same history for penalties, same masks.
+
+A prefill that does not take all of it runs what it takes. The rest goes through further parts where
+prompts may be run in parts, else one by one through decode jobs that draw nothing. Where a prefill
+gives the bits of decodes, as on the simulated board, the answer is that of a run without a fault,
+by bits. Other devices do not promise it; the ``resume`` event says that the request was continued,
+and from which token on.
+
+Guilt. Every request of the job that a fault names is a suspect, whatever the size of the batch;
+all others are innocent. A suspect is run once more, alone: its jobs have one row and nothing else
+is in flight, before anybody who was resumed with it. It runs beside others again after the first
+token that a decode job draws for it; then prefill and decode both went well. Suspected again, alone
+or later, it ends with an error. An innocent goes on once; the second time it ends with an error
+too, so that no chain of faults keeps a request running for ever. One that only waited for a lane
+has lost nothing and stays where it is.
+"""
+
+from laneway.engine.draft import Draft
+from laneway.engine.ending import fail
+from laneway.engine.errors import InternalError
+from laneway.engine.reserving import evict_if_idle
+from laneway.engine.state import ModelState, RequestState
+
+REQUEUES_MAX = 1
+SUSPICIONS_MAX = 1
+
+
+def suspend_request(
+    draft: Draft,
+    request: RequestState,
+    reason: str,
+    *,
+    suspect: bool,
+    kind: str = "device_fault",
+) -> bool:
+    """Take a request off the device until it is resumed, or end it with one error.
+
+    ``suspect``: the fault is of a job that had a row of it, which has ended by now. ``kind`` names
+    the error of a request that may not go on. Returns whether the request lives.
+    Raises: InternalError while a job still has it.
+    """
+    if request.job is not None:
+        raise InternalError(f"request/{request.number} is suspended while job/{request.job} has it")
+    if request.state in ("waiting", "suspended"):
+        return True
+    why = _may_not_go_on(request, suspect=suspect)
+    if why:
+        guilty = suspect and request.on_fault != "fail"
+        fail(draft, request, kind, f"{why}: {reason}", http_status=500 if guilty else 503)
+        return False
+    lane = request.lane
+    data = {"reason": reason, "suspect": suspect, "tokens": len(request.tokens)}
+    generation = draft.state.models[request.model].generation
+    draft.emit("request", request.number, "suspend", generation=generation, data=data)
+    if lane is not None:
+        evict_if_idle(draft, lane)
+    return True
+
+
+def _may_not_go_on(request: RequestState, *, suspect: bool) -> str:
+    """Return why a fault ends a request, or ""."""
+    if request.on_fault == "fail":
+        return "a fault of the device ended it, as it asked"
+    if suspect and request.suspicions >= SUSPICIONS_MAX:
+        how = "alone" if request.alone else "once more"
+        return f"the device failed it {how} after it had been run again"
+    if not suspect and request.requeues >= REQUEUES_MAX:
+        return "the device failed under it once more after it had gone on"
+    return ""
+
+
+def resume_request(draft: Draft, request: RequestState, model: ModelState | None = None) -> None:
+    """Let a suspended request wait for a lane of a model: its own, unless another is named."""
+    state = draft.state
+    chosen = state.models[request.model] if model is None else model
+    data = {"model": chosen.number, "tokens": len(request.tokens), "alone": request.alone}
+    draft.emit("request", request.number, "resume", generation=chosen.generation, data=data)
+
+
+def suspended_of(draft: Draft, model: ModelState) -> list[RequestState]:
+    """Return the suspended requests of a model, in the order in which they arrived."""
+    requests = draft.state.requests.values()
+    return [one for one in requests if one.state == "suspended" and one.model == model.number]
