@@ -68,12 +68,18 @@ static inline void calsim_dots(const float *a, const float *b, const float *x, u
   out[1] = halves[2] + halves[3];
 }
 
+/* Rows that are asked for before they are needed: a row is too short for the processor to see where
+ * the next one begins, and what has to come from beyond the cache would be waited for. */
+enum { CALSIM_AHEAD = 4 };
+
 /* to[r] = factor * (row r of the matrix . x); `stride` floats lie between the rows. */
 static inline void calsim_rows(float *to, const float *matrix, uint64_t stride, const float *x,
                                uint32_t rows, uint32_t columns, float factor) {
   float out[2];
   uint32_t r = 0;
   for (; r + 2 <= rows; r += 2) {
+    for (uint32_t c = 0; r + CALSIM_AHEAD + 2 <= rows && c < 2 * columns; c += 16)
+      __builtin_prefetch(matrix + (r + CALSIM_AHEAD) * stride + c);
     calsim_dots(matrix + r * stride, matrix + (r + 1) * stride, x, columns, out);
     to[r] = factor * out[0];
     to[r + 1] = factor * out[1];
