@@ -11,11 +11,12 @@ Source: native/npurt.h, R1.1.
 import ctypes
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import attrs
 
 from laneway.adapters import npurt
-from laneway.adapters.callwatch import CallWatch
+from laneway.adapters.callwatch import CallWatch, is_watched
 from laneway.engine.errors import AbiMismatchError, ConfigurationError, DeviceError
 
 _p, _u32, _u64, _i32, _i64 = (
@@ -114,6 +115,13 @@ class Answer:
         return f"{self.call}: {npurt.code_name(self.code)}{said}"
 
 
+_NOT_YET = tuple(
+    Answer("npurt_job_wait", code) for code in (npurt.Code.WAIT_TIMEOUT, npurt.Code.NOT_READY)
+)
+_PLAIN = MappingProxyType({(one.call, one.code): one for one in _NOT_YET})
+"""Answers that come all the time and whose words nobody reads."""
+
+
 class Library:
     """One loaded npurt library."""
 
@@ -146,15 +154,18 @@ class Library:
         entry = self._entries.get(name)
         if entry is None:
             raise DeviceError(f"{self.path} does not export {name}", code=npurt.Code.UNSUPPORTED)
-        if self._watch is None:
+        watch = self._watch
+        if watch is None or not is_watched(name):
             code = entry(*arguments)  # type: ignore[operator]
         else:
-            call = self._watch.enter(name)
+            call = watch.enter(name)
             try:
                 code = entry(*arguments)  # type: ignore[operator]
             finally:
-                self._watch.leave(call)
-        return Answer(name, int(code), self._read_words()) if code else self._done[name]
+                watch.leave(call)
+        if not code:
+            return self._done[name]
+        return _PLAIN.get((name, code)) or Answer(name, int(code), self._read_words())
 
     def call(self, name: str, *arguments: object, about: str = "") -> None:
         """Call and accept nothing but OK. Raises: DeviceError with call, status and words."""

@@ -32,6 +32,9 @@ class DeviceCalls:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._shared = _Shared(self)
+        self.moves = 0
+        """Begins and ends of steps of a simulated clock: odd while one is under way."""
+
         self._inside = 0
         self._kept_out = False
         self._closed = False

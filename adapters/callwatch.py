@@ -7,6 +7,8 @@ five times its bound. That is said once: a wedged device is left alone from then
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import count
 from types import MappingProxyType
 
 import attrs
@@ -30,6 +32,12 @@ UNWATCHED = frozenset({"npurt_job_wait"})
 """A wait has its own bound, which its caller gives. Nor are the simulator's own entries watched."""
 
 
+@cache
+def is_watched(name: str) -> bool:
+    """Return whether a call of this name has a bound."""
+    return name not in UNWATCHED and not name.startswith("npurt_sim_")
+
+
 @attrs.frozen
 class Overdue:
     """A call that has not returned: its name, and for how long it has been inside."""
@@ -50,31 +58,29 @@ class Overdue:
 class CallWatch:
     """The calls that are inside a device's library now; thread-safe.
 
-    ``now_ns`` is host time: device time may stand still when the device does.
+    ``now_ns`` is host time: device time may stand still when the device does. A call is noted and
+    forgotten by one operation of a dict each, so no lock is needed around every device call.
     """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._changed = threading.Lock()
         self._inside: dict[int, tuple[str, int]] = {}
-        self._next = 0
+        self._numbers = count(1)
         self._said = False
 
     def enter(self, name: str) -> int | None:
         """Note that a call begins; return what ``leave`` is to be told, None if not watched."""
-        if name in UNWATCHED or name.startswith("npurt_sim_"):
+        if not is_watched(name):
             return None
-        since_ns = self._now_ns()
-        with self._changed:
-            self._next += 1
-            self._inside[self._next] = (name, since_ns)
-            return self._next
+        call = next(self._numbers)
+        self._inside[call] = (name, self._now_ns())
+        return call
 
     def leave(self, call: int | None) -> None:
         """Forget a call that has returned."""
         if call is not None:
-            with self._changed:
-                del self._inside[call]
+            del self._inside[call]
 
     def step(self) -> Overdue | None:
         """Return the call that is longest overdue, the first time there is one."""
@@ -82,7 +88,7 @@ class CallWatch:
         with self._changed:
             overdue = [
                 Overdue(name, now_ns - since_ns)
-                for name, since_ns in self._inside.values()
+                for name, since_ns in list(self._inside.values())
                 if now_ns - since_ns > OVERDUE_FACTOR * BOUNDS_NS.get(name, BOUND_NS)
             ]
             if self._said or not overdue:

@@ -99,7 +99,8 @@ class NpurtDevice:
     ``simulator`` holds the simulator's own entries, None on other libraries. ``stepped``: device
     time moves only in ``advance``. ``virtual``: it is meant to be stepped by an engine without
     threads. ``scale``: device seconds per second, where time runs by itself. ``proven``: what a
-    simulator carries records of.
+    simulator carries records of. ``whole_jobs``: ``advance`` goes from one end of a job to the next
+    and stops at no event between that nobody could see.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class NpurtDevice:
         options: ArtifactOptions | None = None,
         graveyard: Graveyard | None = None,
         proven: tuple[str, ...] = (),
+        whole_jobs: bool = False,
     ) -> None:
         self.calls = calls
         self.graveyard = graveyard if graveyard is not None else Graveyard()
@@ -122,6 +124,7 @@ class NpurtDevice:
         self.simulator = simulator
         self.stepped = stepped and simulator is not None
         self.virtual = virtual
+        self._whole_jobs = whole_jobs
         self._slice_ns = max(1, int(SLICE_NS * scale))
         self._options = options if options is not None else ArtifactOptions()
         self._own_clock = (
@@ -175,7 +178,9 @@ class NpurtDevice:
         self._threads = threads
         self._tell_buried()
         chips = self._described.chip_indices
-        self._waiting = Waiting(self.calls, self._clock, chips=chips, post=post)
+        self._waiting = Waiting(
+            self.calls, self._clock, chips=chips, post=post, stepped=self.stepped
+        )
         self._commands = Commands(
             *(self.calls, self._clock, self._waiting, self._models, self.graveyard),
             chips=chips,
@@ -252,6 +257,7 @@ class NpurtDevice:
     def advance(self, until_ns: int | None = None) -> bool:
         """Let device time pass to what comes next, at most to ``until_ns``.
 
+        What comes next is an event of the device, or with ``whole_jobs`` the next end of a job.
         A device whose time runs by itself is waited for instead, at most one slice.
         Return False when nothing is to come.
         """
@@ -270,8 +276,15 @@ class NpurtDevice:
         return moved
 
     def _step_device(self, simulator: SimulatorControls, until_ns: int | None) -> bool:
+        if self._whole_jobs:
+            unseen_ns = self._waiting.unseen_until_ns()
+            until_end_ns = unseen_ns if until_ns is None else min(unseen_ns, until_ns)
+            if simulator.step_to_end(until_end_ns):
+                return True
         event_ns = simulator.next_event_ns()
         now_ns = self._clock.now_ns()
+        if event_ns is not None and event_ns <= now_ns:
+            return simulator.step_event()
         ends = [at for at in (event_ns, until_ns) if at is not None and at > now_ns]
         stall_ns = self._waiting.next_stall_ns(before_ns=min(ends, default=None))
         instants = [at for at in (stall_ns, until_ns) if at is not None and at > now_ns]

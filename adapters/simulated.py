@@ -18,7 +18,7 @@ from laneway.adapters.binding import Library
 from laneway.adapters.calls import DeviceCalls
 from laneway.engine.errors import ConfigurationError
 
-_STEP_ONE, _STEP_TIME, _STEP_IDLE = 1, 2, 4
+_STEP_ONE, _STEP_TIME, _STEP_IDLE, _STEP_END = 1, 2, 4, 6
 _CLOCK_NEXT = 2
 _NO_EVENT = (1 << 64) - 1
 _VIOLATIONS_MAX = 1024
@@ -65,13 +65,24 @@ class SimulatorControls:
         """Let everything up to an instant happen; the clock stands there afterwards."""
         self._step(_STEP_TIME, instant_ns)
 
+    def step_to_end(self, until_ns: int) -> bool:
+        """Let everything up to an instant happen, or up to the first end of a job.
+
+        The clock stays at the last event; return False if there was none.
+        """
+        return self._step(_STEP_END, until_ns) > 0
+
     def step_idle(self) -> int:
         """Let everything happen that will; return how many events that was."""
         return self._step(_STEP_IDLE, 0)
 
     def _step(self, how: int, argument: int) -> int:
         fired = ctypes.c_uint32(0)
-        self._calls.call("npurt_sim_step", how, argument, ctypes.byref(fired))
+        self._calls.moves += 1
+        try:
+            self._calls.call("npurt_sim_step", how, argument, ctypes.byref(fired))
+        finally:
+            self._calls.moves += 1
         return fired.value
 
     def set_faults(self, plan: str) -> None:

@@ -45,10 +45,12 @@ def open_device(
     options: ArtifactOptions | None = None,
     graveyard: Graveyard | None = None,
     exclusive: bool = False,
+    whole_jobs: bool = False,
 ) -> NpurtDevice:
     """Open a simulated board by the rest of its URL.
 
     ``graveyard`` takes memory that must be kept; by default one that counts for the process.
+    ``whole_jobs``: a stepped board moves from one end of a job to the next.
     Raises: ConfigurationError for an unknown profile, key or value, or a missing library.
     """
     profile, values = parse_rest(rest, known=KEYS, scheme="sim")
@@ -79,6 +81,7 @@ def open_device(
             options=_without_golden(chosen) if profile == "null" else chosen,
             graveyard=graveyard,
             proven=proven,
+            whole_jobs=whole_jobs,
         )
     except BaseException:
         calls.attempt("npurt_device_close")

@@ -139,7 +139,7 @@ class Soak:
 
     def _make_pool(self) -> list[_Asked]:
         """Draw the pool and compute its answers, one request at a time, without faults."""
-        device = open_device("sim:?clock=virtual")
+        device = open_device("sim:?clock=virtual", whole_jobs=True)
         with Engine(device=device, journal=open_journal(None)) as engine:
             engine.load(ALIAS, str(self._model))
             vocabulary = engine.models()[0].vocabulary
@@ -163,7 +163,9 @@ class Soak:
         """Run one incarnation until the time is over or its device is lost."""
         # An incarnation stands for a process, and what it keeps is its own (E9).
         graveyard = Graveyard(Account())
-        device = open_device(f"sim:?{self._query}{self._fault_key()}", graveyard=graveyard)
+        device = open_device(
+            f"sim:?{self._query}{self._fault_key()}", graveyard=graveyard, whole_jobs=True
+        )
         waiting: deque[_Waiting] = deque()
         begun_ns = device.clock.now_ns()
         try:
@@ -245,7 +247,7 @@ class Soak:
             return
         while True:
             engine.run_until_idle()
-            if device.clock.now_ns() >= until_ns or not device.advance(until_ns):
+            if device.clock.now_ns() >= until_ns or not engine.advance(until_ns):
                 return
 
     def _drain(self, engine: Engine, device: DevicePort, waiting: deque[_Waiting]) -> None:

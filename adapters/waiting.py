@@ -39,6 +39,7 @@ from laneway.engine.inputs import (
 LOG = logging.getLogger("laneway.adapters.waiting")
 SLICE_NS = 200_000_000
 _SHORTEST_WAIT = 200
+_NEVER_NS = (1 << 63) - 1
 _STAGES = ("suspect", "confirm", "cap")
 _PHASES = ("h2d", "exec", "d2h")
 _NOTHING_YET = (npurt.Code.WAIT_TIMEOUT, npurt.Code.NOT_READY, npurt.Code.INTERRUPTED)
@@ -89,8 +90,10 @@ class Waiting:
         *,
         chips: tuple[int, ...],
         post: Callable[[Input], None],
+        stepped: bool = False,
     ) -> None:
         self._calls = calls
+        self._stepped = stepped
         self._clock = clock
         self._chips = chips
         self._post = post
@@ -100,6 +103,7 @@ class Waiting:
         self._changed = threading.Condition(self._lock)
         self._changes = 0
         self._missed = 0
+        self._nothing_since: tuple[int, int] | None = None
 
     @property
     def missed_count(self) -> int:
@@ -148,11 +152,20 @@ class Waiting:
     def collect(self, *, timeout_ns: int) -> bool:
         """Wait for one result at most ``timeout_ns`` of device time.
 
-        Return whether anything was posted.
+        Return whether anything was posted. A stepped device that had nothing has nothing again
+        until it is stepped or takes another job, and is not asked.
         """
+        now = (self._calls.moves, self._changes)
+        if self._stepped and now == self._nothing_since:
+            return False
         flights = self._snapshot()
         if not flights:
             return False
+        posted = self._collect_of(flights, timeout_ns)
+        self._nothing_since = None if posted or now[0] % 2 else now
+        return posted
+
+    def _collect_of(self, flights: tuple[Flight, ...], timeout_ns: int) -> bool:
         tickets = (ctypes.c_uint64 * len(flights))(*(flight.ticket for flight in flights))
         which = ctypes.c_uint32(0)
         answer = self._calls.attempt(
@@ -202,6 +215,17 @@ class Waiting:
                 instants.append(instant)
         return min(instants, default=None)
 
+    def unseen_until_ns(self) -> int:
+        """Return up to which instant nobody would look at a job that has not ended.
+
+        Neither is it due to be polled before, nor would the hang rule say anything of it.
+        """
+        instants = [_NEVER_NS]
+        for flight in self._snapshot():
+            instants.append(flight.looked_ns + SLICE_NS - 1)
+            instants += [flight.since_ns + after_ns - 1 for _, after_ns in flight.unsaid]
+        return min(instants)
+
     def drop_all(self) -> tuple[SubmitJob, ...]:
         """Stop waiting for all in flight and keep its memory for good; return what it was."""
         with self._changed:
@@ -212,8 +236,7 @@ class Waiting:
         return tuple(flight.effect for flight in flights)
 
     def _snapshot(self) -> tuple[Flight, ...]:
-        with self._lock:
-            return tuple(self._flights.values())
+        return tuple(self._flights.values())
 
     def _forget(self, flight: Flight) -> bool:
         """Stop waiting for a ticket; tell whether it was still waited for."""

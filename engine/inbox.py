@@ -56,6 +56,8 @@ class Inbox:
 
     def take(self, at_most: int) -> list[Input]:
         """Return waiting inputs, oldest first, an overflow before them; never blocks."""
+        if not self._queue and not self._overflowed:
+            return []  # what arrives at this moment is taken next time
         with self._arrived:
             taken: list[Input] = []
             if self._overflowed:

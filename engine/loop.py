@@ -170,10 +170,10 @@ class Engine:
         if not taken and self._is_time():
             taken = [TimePassed()]
         if taken:
-            self._guarded(lambda: self._take(taken))
+            self._guarded(self._take, taken)
             return True
         if self._outbox:
-            self._guarded(lambda: self._act(self._outbox.popleft()))
+            self._guarded(self._act, self._outbox.popleft())
             return True
         if self._ended:
             self._finish(EngineClosedError("the engine was closed"))
@@ -185,16 +185,19 @@ class Engine:
         while self.step():
             pass
 
-    def advance(self) -> bool:
+    def advance(self, until_ns: int | None = None) -> bool:
         """Do one thing, or let device time pass to the next event or instant the engine waits for.
 
-        Returns False when nothing will ever happen by itself any more.
+        ``until_ns``: an instant of the device's clock beyond which time does not pass. Returns
+        False when nothing will ever happen by itself any more.
         """
         if self.step():
             return True
         wake_ns = next_wake_ns(self._state)
-        until_ns = None if wake_ns is None else wake_ns - self._offset_ns
-        return self._device.advance(until_ns)
+        ends = [] if wake_ns is None else [wake_ns - self._offset_ns]
+        if until_ns is not None:
+            ends.append(until_ns)
+        return self._device.advance(min(ends, default=None))
 
     def _run(self) -> None:
         """Be the engine thread: take what waits, or sleep until something arrives or is due."""
@@ -206,16 +209,16 @@ class Engine:
                 self._inbox.wait(self._sleep_s())
                 continue
             try:
-                self._guarded(lambda taken=taken: self._take(taken))  # type: ignore[misc]
+                self._guarded(self._take, taken)
                 self._guarded(self._act_all)
             except Exception:
                 return  # logged and told to everybody by _guarded
         self._finish(EngineClosedError("the engine was closed"))
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
         """Do a piece of engine work; a failure of it stops the engine, which everybody is told."""
         try:
-            work()
+            work(*arguments)
         except Exception as failure:
             LOG.critical(
                 "engine stopped at step %d: %s",

@@ -6,9 +6,15 @@ from laneway.engine.state import State
 
 def next_wake_ns(state: State) -> int | None:
     """Return the engine time of the next deadline, end of a back-off or reading, or None."""
-    wakes = [state.deadlines[0][0]] if state.deadlines else []
-    wakes += [model.reread_ns for model in state.models.values() if model.reread_ns]
+    wake_ns = state.deadlines[0][0] if state.deadlines else None
+    for model in state.models.values():
+        if model.reread_ns:
+            wake_ns = _sooner(wake_ns, model.reread_ns)
     backoff_ns = state.device.backoff_until_ns
     if backoff_ns > state.now_ns and len(state.jobs) < inflight_ceiling(state):
-        wakes.append(backoff_ns)
-    return min(wakes, default=None)
+        wake_ns = _sooner(wake_ns, backoff_ns)
+    return wake_ns
+
+
+def _sooner(wake_ns: int | None, other_ns: int) -> int:
+    return other_ns if wake_ns is None else min(wake_ns, other_ns)

@@ -64,21 +64,28 @@ static bool reached(const calsim_device *d, uint64_t arg) {
   return job == NULL || job->state >= wanted;
 }
 
+static uint64_t ended_count(const calsim_device *d) {
+  return d->totals.finished + d->totals.aborted + d->totals.failed;
+}
+
 static npurt_status step_loop(calsim_device *d, uint32_t how, uint64_t arg, uint32_t *fired) {
+  const bool bounded = how == NPURT_SIM_STEP_TIME || how == NPURT_SIM_STEP_END;
+  const uint64_t ended = ended_count(d);
   while (!(how == NPURT_SIM_STEP_TICKET && reached(d, arg))) {
     if (!can_fire(d))
       return how == NPURT_SIM_STEP_TICKET || how == NPURT_SIM_STEP_KIND ? NPURT_E_NOT_READY
                                                                         : NPURT_OK;
-    if (how == NPURT_SIM_STEP_TIME && calsim_earliest(d, 0)->time > arg) return NPURT_OK;
+    if (bounded && calsim_earliest(d, 0)->time > arg) return NPURT_OK;
     uint32_t kind = calsim_fire(d, 0);
     ++*fired;
     if (how == NPURT_SIM_STEP_ONE || (how == NPURT_SIM_STEP_KIND && kind == arg)) return NPURT_OK;
+    if (how == NPURT_SIM_STEP_END && ended_count(d) != ended) return NPURT_OK;
   }
   return NPURT_OK;
 }
 
 npurt_status npurt_sim_step(npurt_device *handle, uint32_t how, uint64_t arg, uint32_t *fired) {
-  if (how < NPURT_SIM_STEP_ONE || how > NPURT_SIM_STEP_KIND)
+  if (how < NPURT_SIM_STEP_ONE || how > NPURT_SIM_STEP_END)
     return calsim_error(NPURT_E_INVALID_ARG, "step: how %u", how);
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;

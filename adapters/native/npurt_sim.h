@@ -214,7 +214,9 @@ enum {
   NPURT_SIM_STEP_TIME,    /* every event up to device time `arg`; the clock ends there */
   NPURT_SIM_STEP_TICKET,  /* until a ticket reaches a state: arg = NPURT_SIM_REACH(ticket, state) */
   NPURT_SIM_STEP_IDLE,    /* until no event is left */
-  NPURT_SIM_STEP_KIND     /* up to and including the next event of kind `arg` */
+  NPURT_SIM_STEP_KIND,    /* up to and including the next event of kind `arg` */
+  NPURT_SIM_STEP_END      /* up to device time `arg` or the first event that ends a job; the clock
+                             stays at the last event */
 };
 #define NPURT_SIM_REACH(ticket, state) \
   ((uint64_t)(ticket) | ((uint64_t)(state) << 56)) /* any terminal state counts as 5 */

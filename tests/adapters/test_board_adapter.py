@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import attrs
 import numpy as np
 import pytest
 from support.driven_device import DrivenDevice, row, settle_rows
 
 from laneway.adapters import open_device
+from laneway.adapters.arena import Account, Graveyard
 from laneway.adapters.binding import Answer
 from laneway.adapters.buffers import Buffer
 from laneway.adapters.device import NpurtDevice
@@ -102,6 +104,54 @@ def run_out(driven: DrivenDevice) -> None:
     """Let everything happen that still will."""
     while driven.device.advance():
         driven.settle()
+
+
+# ------------------------------------------------------------------------ time
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "",
+        "fault a kind=slow on=exec nth=1 factor=300000",
+        "fault a kind=hang on=exec nth=1 release=never",
+        "fault a kind=late_completion on=visible nth=1 delay=3s",
+        "fault a kind=lost_completion on=visible nth=1 poll_sees=y",
+    ],
+)
+def test_going_from_end_to_end_tells_what_going_from_event_to_event_tells(
+    calbin: str, faults: str
+) -> None:
+    told, moves = [], []
+    for whole_jobs in (False, True):
+        device = open_device(
+            "sim:tiny?clock=manual", whole_jobs=whole_jobs, graveyard=Graveyard(Account())
+        )
+        assert isinstance(device, NpurtDevice) and device.simulator is not None
+        device.simulator.set_faults(faults)
+        driven = DrivenDevice(device, threads=False)
+        try:
+            driven.load(calbin)
+            seen, begun = len(driven.posted), device.calls.moves
+            stall_ns = (2_000_000_000, 6_000_000_000, 60_000_000_000)
+            device.execute(driven.job("prefill", (row(PROMPT),), stall_ns=stall_ns))
+            driven.settle()
+            run_out(driven)
+        finally:
+            device.stop()
+        told.append([(type(one), _without_host_time(one)) for one in driven.posted[seen:]])
+        moves.append(device.calls.moves - begun)
+    assert told[0] == told[1]
+    assert any(kind in (Completed, JobStalled) for kind, _ in told[1])
+    assert faults or moves[1] < moves[0], "and a sound job takes fewer steps"
+
+
+def _without_host_time(one: Input) -> dict[str, object]:
+    """Return the fields of an answer, but for the numbering and the time of the process."""
+    fields = attrs.asdict(one)
+    fields.pop("ticket", None)
+    fields.get("times", {}).pop("postprocess_ns", None)
+    return fields
 
 
 # ------------------------------------------------------------------------ submits

@@ -31,6 +31,7 @@ from support.native_board import (
     RESERVE,
     ROLLBACK,
     ROOT,
+    STEP_END,
     STEP_IDLE,
     STEP_ONE,
     STEP_TICKET,
@@ -153,6 +154,21 @@ def test_states_come_in_order_and_only_by_stepping(board: Board) -> None:
     assert (stamps.h2d_begin, stamps.exec_begin, stamps.d2h_begin) == (0, 1000, 2000)
     assert (stamps.d2h_end, stamps.visible, board.now()) == (3000, 3000, 3000)
     assert (result.times.clock, result.times.valid) == (3, 0x7FF)
+
+
+def test_a_step_to_an_end_stops_there_or_at_an_instant(board: Board) -> None:
+    """The first job's phases end at 1, 2 and 3 us, the second's at 2, 3 and 4."""
+    pairs = (Pair(board, PREFILL), Pair(board, PREFILL))
+    first, second = (board.start(p, [(lane, [1], 0)]) for lane, p in enumerate(pairs))
+    assert board.step(STEP_END, 1999) > 0
+    assert (board.state(first), board.now()) == (EXEC, 1000)
+    assert board.step(STEP_END, 1999) == 0
+    assert board.step(STEP_END, 1 << 40) > 0
+    assert (board.state(first), board.now()) == (DONE, 3000)
+    assert board.state(second) < DONE
+    assert board.step(STEP_END, 1 << 40) > 0
+    assert (board.state(second), board.now()) == (DONE, 4000)
+    assert board.step(STEP_END, 1 << 40) == 0 and board.now() == 4000
 
 
 def test_inputs_are_taken_in_the_h2d_phase_not_at_submit(board: Board, bench: Bench) -> None:

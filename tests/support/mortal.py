@@ -135,8 +135,8 @@ def _count_actions(engine: Engine, cut: Sequence[Any]) -> list[int]:
     """Count the actions of the engine in the list returned, and die after the one named."""
     advance, done = engine.advance, [0]
 
-    def counted() -> bool:
-        acted = advance()
+    def counted(until_ns: int | None = None) -> bool:
+        acted = advance(until_ns)
         done[0] += 1
         if cut[0] == "action" and done[0] == cut[1]:
             die()
