@@ -3,7 +3,7 @@
  * Writes a small random calbin into a temporary folder, then: threads that submit, wait, poll,
  * cancel and reset on a board with the real clock; waiters against a stepper on the manual clock;
  * close while several threads have jobs in flight; random calls with random arguments, under every
- * kind of fault. The checks are the sanitizers' and a few of its own: states
+ * kind of fault, over several configurations. The checks are the sanitizers' and a few of its own: states
  * never go back, batch outputs equal those of another board. */
 #include "calsim_model.h"
 #include "npurt_sim.h"
@@ -159,7 +159,7 @@ typedef struct board {
   npurt_device *device;
   npurt_calbin *calbin;
   npurt_kvbank *bank;
-  uint64_t generation;
+  uint64_t generation, epoch;
 } board;
 
 typedef struct pair {
@@ -167,18 +167,25 @@ typedef struct pair {
   void *memory[TENSORS];
 } pair;
 
+/* Put the calbin on the device, with a bank; false when it is refused. */
+static int configure(board *b) {
+  npurt_configure_params params = {.h.struct_size = sizeof params, .timeout_ns = 1000000};
+  npurt_configure_result result = {.h.struct_size = sizeof result};
+  npurt_kv_params kv = {.h.struct_size = sizeof kv, .layout = 2};
+  if (npurt_calbin_configure(b->calbin, &params, &result) != NPURT_OK) return 0;
+  REQUIRE(npurt_kv_open(b->calbin, &kv, &b->bank) == NPURT_OK);
+  b->generation = result.generation;
+  b->epoch = result.device_epoch;
+  return 1;
+}
+
 static board open_board(const char *folder, const char *config) {
   board b = {0};
   npurt_open_params open = {.h.struct_size = sizeof open, .config = config};
   npurt_calbin_source source = {.h.struct_size = sizeof source, .path = folder};
-  npurt_configure_params configure = {.h.struct_size = sizeof configure};
-  npurt_configure_result result = {.h.struct_size = sizeof result};
-  npurt_kv_params kv = {.h.struct_size = sizeof kv, .layout = 2};
   REQUIRE(npurt_device_open(&open, &b.device) == NPURT_OK);
   REQUIRE(npurt_calbin_create(b.device, &source, &b.calbin) == NPURT_OK);
-  REQUIRE(npurt_calbin_configure(b.calbin, &configure, &result) == NPURT_OK);
-  REQUIRE(npurt_kv_open(b.calbin, &kv, &b.bank) == NPURT_OK);
-  b.generation = result.generation;
+  REQUIRE(configure(&b));
   return b;
 }
 
@@ -220,7 +227,7 @@ static npurt_status start(const board *b, const pair *p, uint32_t lane, uint32_t
                                 .lane_count = 1,
                                 .lane_stride = sizeof row,
                                 .expect_generation = b->generation,
-                                .expect_epoch = 1,
+                                .expect_epoch = b->epoch,
                                 .kv_txn = txn};
   return npurt_job_submit(b->device, &submit, t);
 }
@@ -315,6 +322,11 @@ static void *disturb_main(void *argument) {
 static void run_threads(const char *folder) {
   enum { SUBMITTERS = 3, ROUNDS = 300 };
   shared s = {.b = open_board(folder, "clock = real\nscale = 2")};
+  REQUIRE(npurt_sim_faults(s.b.device,
+                           "fault r kind=reset_slow p=0.5 for=300us\n"
+                           "fault h kind=health_block p=0.1 for=300us\n"
+                           "fault m kind=memory_skew p=0.5 field=used n=7\n"
+                           "fault u kind=unhealthy on=time after=1ms") == NPURT_OK);
   submitter submitters[SUBMITTERS];
   pthread_t threads[SUBMITTERS], watcher, disturber;
   for (uint32_t i = 0; i < SUBMITTERS; ++i) {
@@ -434,8 +446,10 @@ static void call_at_random(const board *b, pair *pairs, npurt_ticket *tickets, u
                                      (uint32_t)(draw(random) % 8 == 0 ? 16 : sizeof completion)};
   npurt_reset_params reset = {.h.struct_size = sizeof reset, .level = (uint32_t)(draw(random) % 6)};
   npurt_reset_report report = {.h.struct_size = sizeof report};
+  npurt_health health = {.h.struct_size = sizeof health};
+  npurt_memory memory = {.h.struct_size = sizeof memory};
   npurt_ticket ticket = 0;
-  switch (draw(random) % 14) {
+  switch (draw(random) % 16) {
     case 0:
     case 1: kv_op(b, (uint32_t)(draw(random) % 5), lane, length, draw(random) % 3); break;
     case 2:
@@ -462,13 +476,40 @@ static void call_at_random(const board *b, pair *pairs, npurt_ticket *tickets, u
     case 12:
       if (draw(random) % 40 == 0) npurt_reset_run(b->device, &reset, &report);
       break;
+    case 13: npurt_device_health(b->device, &health); break;
+    case 14: npurt_device_memory(b->device, (uint32_t)(draw(random) % 3), &memory); break;
     default: npurt_kv_close((npurt_kvbank *)(uintptr_t)(draw(random) << 20)); break;
   }
 }
 
-static void run_random(const char *folder, uint64_t seed) {
+/* Reset the device, give back what can be given back, configure anew; false when that is refused.
+ * Memory of jobs that may still write stays where it is, so each life has its own. */
+static int rebuild(board *b, pair *pairs, pair *old, npurt_ticket *tickets) {
+  npurt_reset_params reset = {.h.struct_size = sizeof reset, .level = 4};
+  npurt_reset_report report = {.h.struct_size = sizeof report};
+  uint64_t now = 0;
+  REQUIRE(npurt_clock_now(b->device, &now) == NPURT_OK);
+  npurt_sim_step(b->device, NPURT_SIM_STEP_TIME, now + 50000, NULL);
+  npurt_reset_run(b->device, &reset, &report);
+  for (uint32_t i = 0; i < 3; ++i) {
+    npurt_job_retire(b->device, tickets[i]);
+    npurt_buffer_destroy(pairs[i].in);
+    npurt_buffer_destroy(pairs[i].out);
+  }
+  npurt_kv_close(b->bank);
+  if (!configure(b)) return 0; /* the life goes on with what is left */
+  for (uint32_t i = 0; i < 3; ++i) {
+    old[i] = pairs[i];
+    pairs[i] = make_pair(b, i == 2);
+    tickets[i] = 0;
+  }
+  return 1;
+}
+
+static uint32_t run_random(const char *folder, uint64_t seed) {
+  enum { LIVES = 12 };
   uint64_t random = seed;
-  board b = open_board(folder, "capture = 1");
+  board b = open_board(folder, "capture = 1\nreset_interval = 20us");
   REQUIRE(npurt_sim_faults(b.device,
                            "fault a kind=ccu_exception p=0.1 kv=unknown quiesce=n\n"
                            "fault h kind=hang phase=d2h p=0.02 count=inf release=reset1\n"
@@ -501,13 +542,36 @@ static void run_random(const char *folder, uint64_t seed) {
                            "fault K kind=illegal_step p=0.1 from=exec to=done\n"
                            "fault L kind=unhealthy p=0.02\n"
                            "fault M kind=sticky p=0.01 on=d2h release=reset1\n"
-                           "fault N kind=device_lost p=0.005 on=h2d") == NPURT_OK);
+                           "fault N kind=device_lost p=0.005 on=h2d\n"
+                           "fault O kind=wedged p=0.005\n"
+                           "fault P kind=late_completion p=0.1 delay=90us outlives=y\n"
+                           "fault Q kind=configure_fail p=0.2\n"
+                           "fault R kind=configure_partial_memory p=0.2 release=reset4\n"
+                           "fault S kind=configure_hang p=0.2 for=3us\n"
+                           "fault T kind=warmup_wrong p=0.2\n"
+                           "fault U kind=reset_partial p=0.2 without=aborts_jobs+new_epoch\n"
+                           "fault V kind=reset_partial p=0.2 without=quiesces_dma\n"
+                           "fault W kind=reset_wide p=0.1 also=drops_config+drops_host_maps\n"
+                           "fault X kind=reset_ok_but_dead p=0.1 then=hang\n"
+                           "fault Y kind=reset_fail p=0.1\n"
+                           "fault Z kind=epoch_bump p=0.01 on=submit\n"
+                           "fault t kind=epoch_bump on=time after=40us\n"
+                           "fault v kind=owner_change p=0.01 on=health for=30us\n"
+                           "fault z kind=leak_until_soft p=0.5 bytes=100") == NPURT_OK);
   REQUIRE(npurt_sim_arm(b.device) == NPURT_OK);
-  pair pairs[3] = {make_pair(&b, 0), make_pair(&b, 0), make_pair(&b, 1)};
+  pair pairs[3] = {make_pair(&b, 0), make_pair(&b, 0), make_pair(&b, 1)}, old[LIVES][3] = {0};
   npurt_ticket tickets[3] = {0};
-  for (uint32_t i = 0; i < 3000; ++i) call_at_random(&b, pairs, tickets, &random);
+  uint32_t rebuilt = 0;
+  for (uint32_t life = 0; life < LIVES; ++life) {
+    for (uint32_t i = 0; i < 300; ++i) call_at_random(&b, pairs, tickets, &random);
+    rebuilt += rebuild(&b, pairs, old[life], tickets) != 0;
+  }
   REQUIRE(npurt_device_close(b.device) == NPURT_OK); /* with jobs, buffers and a bank alive */
   for (uint32_t i = 0; i < 3; ++i) free_pair(&pairs[i]);
+  for (uint32_t life = 0; life < LIVES; ++life)
+    for (uint32_t i = 0; i < 3; ++i)
+      if (old[life][i].memory[0] != NULL) free_pair(&old[life][i]);
+  return rebuilt;
 }
 
 int main(void) {
@@ -520,7 +584,10 @@ int main(void) {
     run_waiters(folder, true);
   }
   for (uint32_t i = 0; i < 10; ++i) run_close(folder);
-  for (uint64_t seed = 1; seed <= 20; ++seed) run_random(folder, seed);
+  uint32_t rebuilt = 0;
+  for (uint64_t seed = 1; seed <= 20; ++seed) rebuilt += run_random(folder, seed);
+  REQUIRE(rebuilt > 0);
+  printf("random: %u times configured anew\n", rebuilt);
   snprintf(path, sizeof path, "%s/manifest.json", folder);
   unlink(path);
   snprintf(path, sizeof path, "%s/model.safetensors", folder);
