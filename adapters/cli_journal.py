@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
+from laneway.adapters.metrics_table import metrics_table
 from laneway.adapters.screen import wide_console
 from laneway.engine.snapshot import take_snapshot
 from laneway.engine.state import State
@@ -155,30 +156,7 @@ def show_stats(file: File, as_json: Json = False) -> None:
         table.add_row(f"{machine} events", _counts(events))
     table.add_row("faults", _counts(sums["faults"]) or "none")
     wide_console().print(table)
-    wide_console().print(_metrics_table(sums["metrics"]))
-
-
-def _metrics_table(metrics: dict[str, list[dict[str, Any]]]) -> Table:
-    """Return the metrics line by line; what is 0 or was never observed is left out."""
-    table = Table("metric", "labels", "value", title="metrics after the last step")
-    for name, series in metrics.items():
-        for one in series:
-            value = _spread(one, name) if "count" in one else f"{one['value']:.15g}"
-            if value not in ("", "0"):
-                told = [f"{k}={v}" for k, v in one["labels"].items() if k != "engine"]
-                table.add_row(name.partition(":")[2], ", ".join(told), value)
-    return table
-
-
-def _spread(one: dict[str, Any], name: str) -> str:
-    """Return count and mean of a histogram, and percentiles where it measures time."""
-    if not one["count"]:
-        return ""
-    mean = one["sum"] / one["count"]
-    if not name.endswith("_seconds"):
-        return f"{one['count']} times, mean {mean:.3f}"
-    shares = ", ".join(f"{share} {one[share] * 1e3:.3f}" for share in ("p50", "p90", "p99"))
-    return f"{one['count']} times, mean {mean * 1e3:.3f} ms, {shares}"
+    wide_console().print(metrics_table(sums["metrics"]))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -13,8 +13,9 @@ from rich.console import Console
 from laneway.adapters import open_device
 from laneway.adapters.device import NpurtDevice
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
+from laneway.adapters.metrics_table import metrics_table
 from laneway.adapters.records import read_records
-from laneway.adapters.screen import Screen, watch_loading
+from laneway.adapters.screen import Screen, watch_loading, wide_console
 from laneway.engine import (
     Engine,
     ModelError,
@@ -66,6 +67,9 @@ def run(
     records: Annotated[
         Path | None, typer.Option(help="Verification records of this device (laneway probe).")
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Afterwards on stderr: what was measured.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a prompt.")] = False,
 ) -> None:
     """Answer all prompts at once, streaming.
@@ -114,6 +118,8 @@ def run(
     with _open_engine(device, journal, verified) as engine:
         _load(engine, alias, folder, quiet=as_json)
         results = asyncio.run(_answer(engine, requests, quiet=as_json))
+        if metrics:
+            wide_console(stderr=True).print(metrics_table(engine.metrics().to_json()))
     if as_json:
         for index, result in enumerate(results):
             row = _row(index, result)

@@ -24,10 +24,10 @@ REFRESHES_PER_SECOND = 12
 PIPE_COLUMNS = 140
 
 
-def wide_console() -> Console:
+def wide_console(*, stderr: bool = False) -> Console:
     """Return a console for tables: as wide as the terminal, or wide enough where there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=PIPE_COLUMNS)
 
 
 class Screen:

@@ -49,6 +49,13 @@ class Distribution:
         """Return the mean of all values, or None when nothing was counted."""
         return self.total / self.count / self.scale if self.count else None
 
+    def plus(self, other: "Distribution") -> "Distribution":
+        """Return what both have counted. Raises: ValueError for other bounds or another scale."""
+        if (self.bounds, self.scale) != (other.bounds, other.scale):
+            raise ValueError("distributions of different bounds cannot be added")
+        counts = tuple(mine + its for mine, its in zip(self.counts, other.counts, strict=True))
+        return Distribution(self.bounds, counts, self.total + other.total, self.scale)
+
     def cumulative(self) -> tuple[tuple[float, int], ...]:
         """Return (upper bound, values up to it) of each bucket; the last bound is infinite."""
         pairs: list[tuple[float, int]] = []
@@ -88,10 +95,10 @@ class Histogram:
     )
     total: int = 0
 
-    def observe(self, value: int) -> None:
-        """Count one value. Units: 1/``scale``."""
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: int, times: int = 1) -> None:
+        """Count one value so many times. Units: 1/``scale``."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def freeze(self) -> Distribution:
         """Return what was counted so far."""

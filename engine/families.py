@@ -11,7 +11,8 @@ from types import MappingProxyType
 
 import attrs
 
-from laneway.engine.measured import FINISHED_REASONS, MeasuredModel
+from laneway.engine.distribution import SECOND_NS
+from laneway.engine.measured import FINISHED_REASONS, TASKS, MeasuredModel
 from laneway.engine.metrics import Metrics
 from laneway.engine.picture import PREFIX, Family, MetricsPicture, Series, Value
 from laneway.statemachines import MACHINES
@@ -94,7 +95,15 @@ def _by_state(machine: str, field: str) -> Callable[..., Iterable[Series]]:
 
 
 def _latency(field: str) -> Callable[..., Iterable[Series]]:
-    return lambda model, _: [((), getattr(model, field).freeze())]
+    return lambda model, _: [((name,), told) for name, told in getattr(model, field).freeze()]
+
+
+def _by_task(field: str) -> Callable[..., Iterable[Series]]:
+    return lambda model, _: [
+        ((task, name), told)
+        for task in TASKS
+        for name, told in getattr(model, field)[task].freeze()
+    ]
 
 
 def _count(counts: Mapping[str, int], states: Iterable[str]) -> int:
@@ -270,57 +279,71 @@ OF_A_MODEL: tuple[_Spec, ...] = (
         "time_to_first_token_seconds",
         "histogram",
         "From admission to the first token.",
-        (),
+        ("bucket",),
         _latency("time_to_first_token"),
     ),
     _Spec(
         "inter_token_latency_seconds",
         "histogram",
         "From one token of a request to its next.",
-        (),
+        ("bucket",),
         _latency("inter_token"),
     ),
     _Spec(
         "request_time_per_output_token_seconds",
         "histogram",
         "Mean time from token to token of each ended request with two tokens or more.",
-        (),
+        ("bucket",),
         _latency("time_per_output_token"),
     ),
     _Spec(
         "e2e_request_latency_seconds",
         "histogram",
         "From admission to the ending, whatever that is.",
-        (),
+        ("bucket",),
         _latency("end_to_end"),
     ),
     _Spec(
         "request_queue_time_seconds",
         "histogram",
         "Time without a lane: from admission to the first job, or to the ending.",
-        (),
+        ("bucket",),
         _latency("queued"),
     ),
     _Spec(
         "request_prefill_time_seconds",
         "histogram",
         "From the first job to the first token.",
-        (),
+        ("bucket",),
         _latency("prefill"),
     ),
     _Spec(
         "request_decode_time_seconds",
         "histogram",
         "From the first token to the last, of ended requests that got one.",
-        (),
+        ("bucket",),
         _latency("decode"),
     ),
     _Spec(
         "request_inference_time_seconds",
         "histogram",
         "From the first job to the last token, of ended requests that got one.",
-        (),
+        ("bucket",),
         _latency("inference"),
+    ),
+    _Spec(
+        "turn_wait_seconds",
+        "histogram",
+        "How long a sequence without a job waited for its next one.",
+        ("task", "bucket"),
+        _by_task("turns"),
+    ),
+    _Spec(
+        "job_seconds",
+        "histogram",
+        "From planning a job to its result, for each of its sequences that lives.",
+        ("task", "bucket"),
+        _by_task("runs"),
     ),
     _Spec(
         "job_stage_seconds",
@@ -360,6 +383,53 @@ OF_THE_ENGINE: tuple[_Spec, ...] = (
         "Answers for a job that changed nothing of it: not_in_flight, epoch, generation, ticket.",
         ("reason",),
         _counts_of("stale"),
+    ),
+    _Spec(
+        "engine_slot_busy_seconds_total",
+        "counter",
+        "Time of each command bank with a job of requests, as the device tells it.",
+        ("slot",),
+        lambda metrics: [
+            ((slot,), busy_ns / SECOND_NS)
+            for slot, busy_ns in sorted(metrics.occupancy.slots.items())
+        ],
+    ),
+    _Spec(
+        "device_busy_seconds_total",
+        "counter",
+        "Time with one job of requests or two.",
+        (),
+        lambda metrics: [((), metrics.occupancy.busy_ns / SECOND_NS)],
+    ),
+    _Spec(
+        "device_overlap_seconds_total",
+        "counter",
+        "Time with two jobs of requests at once.",
+        (),
+        lambda metrics: [((), metrics.occupancy.overlap_ns / SECOND_NS)],
+    ),
+    _Spec(
+        "device_idle_seconds",
+        "histogram",
+        "Pauses of the device between two jobs while requests lived.",
+        (),
+        lambda metrics: [((), metrics.occupancy.pauses.freeze())],
+    ),
+    _Spec(
+        "engine_slot_busy_ratio",
+        "gauge",
+        "Share of each command bank's busy time in all time with work so far, pauses included.",
+        ("slot",),
+        lambda metrics: [
+            ((slot,), metrics.occupancy.share(slot)) for slot in sorted(metrics.occupancy.slots)
+        ],
+    ),
+    _Spec(
+        "overlap_ratio",
+        "gauge",
+        "Share of the busy time so far in which two jobs ran at once.",
+        (),
+        lambda metrics: [((), metrics.occupancy.overlap_share)],
     ),
     _Spec(
         "device_jobs",

@@ -9,9 +9,11 @@ from collections import Counter
 
 import attrs
 
-from laneway.engine.distribution import Histogram, latencies, ratios, stages
+from laneway.engine.buckets import Bucketed
+from laneway.engine.distribution import Histogram, ratios, stages
 from laneway.engine.inputs import ArtifactValidated, DeviceFacts, SubmodelFacts
 
+TASKS = ("prefill", "decode")
 FINISHED_REASONS = ("stop", "length", "abort", "error", "deadline")
 
 
@@ -38,7 +40,8 @@ class MeasuredModel:
 
     ``resident``: it has lanes and buffers, so its gauges mean something. ``requests``, ``lanes``,
     ``buffers`` and ``jobs`` count by state; ``active_lanes`` are lanes of jobs that are not
-    terminal.
+    terminal. ``turns`` and ``runs`` are, by task, how long sequences waited for their next job and
+    how long it took them.
     """
 
     number: int
@@ -60,14 +63,16 @@ class MeasuredModel:
     generation_tokens: int = 0
     corrupted: int = 0
     finished: Counter[str] = attrs.Factory(Counter)
-    time_to_first_token: Histogram = attrs.Factory(latencies)
-    inter_token: Histogram = attrs.Factory(latencies)
-    time_per_output_token: Histogram = attrs.Factory(latencies)
-    end_to_end: Histogram = attrs.Factory(latencies)
-    queued: Histogram = attrs.Factory(latencies)
-    prefill: Histogram = attrs.Factory(latencies)
-    decode: Histogram = attrs.Factory(latencies)
-    inference: Histogram = attrs.Factory(latencies)
+    time_to_first_token: Bucketed = attrs.Factory(Bucketed)
+    inter_token: Bucketed = attrs.Factory(Bucketed)
+    time_per_output_token: Bucketed = attrs.Factory(Bucketed)
+    end_to_end: Bucketed = attrs.Factory(Bucketed)
+    queued: Bucketed = attrs.Factory(Bucketed)
+    prefill: Bucketed = attrs.Factory(Bucketed)
+    decode: Bucketed = attrs.Factory(Bucketed)
+    inference: Bucketed = attrs.Factory(Bucketed)
+    turns: dict[str, Bucketed] = attrs.Factory(lambda: {task: Bucketed() for task in TASKS})
+    runs: dict[str, Bucketed] = attrs.Factory(lambda: {task: Bucketed() for task in TASKS})
 
     def accept(
         self, facts: ArtifactValidated, generation: int, lanes: range, buffers: dict[str, range]
@@ -108,7 +113,8 @@ class LiveRequest:
     """What is remembered of a request until its ending.
 
     ``prompt_left`` are tokens that it has and that no job has run in its present lane: of its
-    prompt, and after a fault those of its answer too.
+    prompt, and after a fault those of its answer too. ``bucket`` is that of its prompt. Since
+    ``idle_since_ns`` it has no job.
     """
 
     model: MeasuredModel
@@ -116,6 +122,8 @@ class LiveRequest:
     waiting_since_ns: int
     prompt_tokens: int
     prompt_left: int
+    bucket: int
+    idle_since_ns: int
     started_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
@@ -138,4 +146,5 @@ class LiveJob:
     generation: int
     owners: tuple[int, ...]
     growth: tuple[int, ...]
+    planned_ns: int
     ticket: int = 0

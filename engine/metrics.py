@@ -12,11 +12,12 @@ Source: R15.1 to R15.4, G20, I8.
 """
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import attrs
 
+from laneway.engine.buckets import bucket_of
 from laneway.engine.distribution import MILLIONTHS
 from laneway.engine.inputs import (
     ArtifactValidated,
@@ -34,8 +35,11 @@ from laneway.engine.inputs import (
     RequestSubmitted,
 )
 from laneway.engine.measured import LiveJob, LiveRequest, MeasuredModel
+from laneway.engine.occupancy import Occupancy
 from laneway.engine.ports import Step
 from laneway.statemachines import MACHINES, Event
+
+Value = TypeVar("Value")
 
 MODELS_KEPT_MAX = 8
 """How many models that are gone keep their counters; older ones are forgotten."""
@@ -66,6 +70,7 @@ class Metrics:
     exceptions: Counter[str] = attrs.Factory(Counter)
     stale: Counter[str] = attrs.Factory(Counter)
     device_jobs: dict[str, int] = attrs.Factory(dict)
+    occupancy: Occupancy = attrs.Factory(Occupancy)
     gained: list[int] = attrs.Factory(list)
     growth: tuple[int, ...] = ()
     """By how much the lanes reserved in this step grow, for the job planned next."""
@@ -108,6 +113,7 @@ class Metrics:
             self.exceptions["numeric"] += 1
 
     def _start(self, taken: EngineStarted) -> None:
+        self.occupancy.restart()
         self.device = taken.device
         self.code_version = taken.code_version
         self.device_jobs = {}
@@ -142,9 +148,10 @@ class Metrics:
                 self.rejections[event.data["reason"]] += 1
             elif event.trigger == "admit":
                 model = self.models[event.data["model"]]
-                prompt_tokens = _prompt_tokens(step)
+                tokens = _prompt_tokens(step)
                 self.requests[number] = LiveRequest(
-                    model, step.at_ns, step.at_ns, prompt_tokens, prompt_tokens
+                    *(model, step.at_ns, step.at_ns, tokens, tokens),
+                    *(bucket_of(tokens), step.at_ns),
                 )
                 model.requests[event.dest] += 1
             elif event.dest in _REQUEST_FINAL:
@@ -161,22 +168,25 @@ class Metrics:
         model.requests[event.source] -= 1
         model.finished[_FINISHED_REASON.get(event.trigger, event.data["reason"])] += 1
         model.corrupted += event.data["reason"] == _CORRUPTED
-        model.end_to_end.observe(at_ns - request.admitted_ns)
+        bucket = request.bucket
+        model.end_to_end.observe(bucket, at_ns - request.admitted_ns)
         if event.source == "waiting":
-            model.queued.observe(at_ns - request.waiting_since_ns)
+            model.queued.observe(bucket, at_ns - request.waiting_since_ns)
         if request.tokens:
             decode_ns = request.last_token_ns - request.first_token_ns
-            model.decode.observe(decode_ns)
-            model.inference.observe(request.last_token_ns - request.started_ns)
+            model.decode.observe(bucket, decode_ns)
+            model.inference.observe(bucket, request.last_token_ns - request.started_ns)
             if request.tokens > 1:
-                model.time_per_output_token.observe(decode_ns // (request.tokens - 1))
+                model.time_per_output_token.observe(bucket, decode_ns // (request.tokens - 1))
+        if not self.requests:
+            self.occupancy.rest()
 
     # ------------------------------------------------------------------ jobs
 
     def _take_job(self, event: Event, step: Step) -> None:
         for number in event.entities:
             if event.trigger == "plan":
-                self._plan(number, event)
+                self._plan(number, event, step.at_ns)
                 continue
             job = self.jobs[number]
             job.model.jobs[event.source] -= 1
@@ -186,10 +196,24 @@ class Metrics:
                 continue
             del self.jobs[number]
             job.model.active_lanes -= len(job.owners)
-            if event.trigger == "complete" and job.origin == "request":
-                self._account(job, step)
+            if job.origin == "request":
+                self._end_job(number, job, event.trigger, step)
 
-    def _plan(self, number: int, event: Event) -> None:
+    def _end_job(self, number: int, job: LiveJob, trigger: str, step: Step) -> None:
+        """Settle a job of requests that is terminal, however it ended."""
+        if trigger == "complete":
+            self._account(job, step)
+        else:
+            for owner in job.owners:
+                if (request := self.requests.get(owner)) is not None:
+                    request.idle_since_ns = step.at_ns
+        taken = step.taken
+        if isinstance(taken, Completed) and taken.job == number:
+            self.occupancy.end(number, taken.engine_slot, taken.times)
+        else:
+            self.occupancy.end(number, 0, None)
+
+    def _plan(self, number: int, event: Event, at_ns: int) -> None:
         data = event.data
         model = self.models[data["model"]]
         job = self.jobs[number] = LiveJob(
@@ -201,10 +225,19 @@ class Metrics:
             generation=event.generation,
             owners=tuple(data["owners"]),
             growth=self.growth,
+            planned_ns=at_ns,
         )
         self.growth = ()
         model.jobs[event.dest] += 1
         model.active_lanes += len(job.owners)
+        if job.origin != "request":
+            return
+        self.occupancy.plan(number)
+        turns = model.turns[job.task]
+        requests = map(self.requests.__getitem__, job.owners)
+        since = [(request.bucket, request.idle_since_ns) for request in requests]
+        for (bucket, idle_since_ns), times in _tally(since):
+            turns.observe(bucket, at_ns - idle_since_ns, times)
 
     def _account(self, job: LiveJob, step: Step) -> None:
         """Take the numbers of a completed job that ran for requests."""
@@ -218,13 +251,20 @@ class Metrics:
             for stage, duration_ns in _stage_times(step.taken.times):
                 job.submodel.stage(stage).observe(duration_ns)
         rows = zip(job.owners, job.growth, step.taken.rows, strict=True)
+        at_ns = step.at_ns
+        buckets: list[int] = []
         for owner, growth, result in rows:
             request = self.requests.get(owner)
             if request is None:
                 continue
+            buckets.append(request.bucket)
+            request.idle_since_ns = at_ns
             request.prompt_left = max(request.prompt_left - growth, 0)
             if not result.fault and not request.prompt_left:
                 self.gained.append(owner)
+        took_ns = at_ns - job.planned_ns
+        for bucket, times in _tally(buckets):
+            job.model.runs[job.task].observe(bucket, took_ns, times)
 
     # ------------------------------------------------------------------ lanes, buffers
 
@@ -303,6 +343,16 @@ def _prompt_tokens(step: Step) -> int:
     return len(taken.prompt) if isinstance(taken, RequestSubmitted) else 0
 
 
+def _tally(values: list[Value]) -> Iterable[tuple[Value, int]]:
+    """Return each value with how often it occurs.
+
+    Why not at once a Counter: the rows of a job mostly agree, and this is seen faster.
+    """
+    if values and values.count(values[0]) == len(values):
+        return ((values[0], len(values)),)
+    return Counter(values).items()
+
+
 def _stale_reason(job: LiveJob | None, taken: Completed | DeviceFaulted) -> str:
     """Return which of job, epoch, generation and ticket an answer did not match."""
     if job is None:
@@ -317,7 +367,7 @@ def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
     model.requests[event.source] -= 1
     model.requests[event.dest] += 1
     if event.trigger == "prefill":
-        model.queued.observe(at_ns - request.waiting_since_ns)
+        model.queued.observe(request.bucket, at_ns - request.waiting_since_ns)
         if not request.tokens:
             request.started_ns = at_ns
     elif event.dest == "waiting":
@@ -329,11 +379,11 @@ def _take_token(request: LiveRequest, at_ns: int) -> None:
     """Count a token that became part of an answer, when its step was taken."""
     model = request.model
     if request.tokens == 0:
-        model.time_to_first_token.observe(at_ns - request.admitted_ns)
-        model.prefill.observe(at_ns - request.started_ns)
+        model.time_to_first_token.observe(request.bucket, at_ns - request.admitted_ns)
+        model.prefill.observe(request.bucket, at_ns - request.started_ns)
         request.first_token_ns = at_ns
     else:
-        model.inter_token.observe(at_ns - request.last_token_ns)
+        model.inter_token.of[request.bucket].observe(at_ns - request.last_token_ns)
     request.last_token_ns = at_ns
     request.tokens += 1
     model.generation_tokens += 1

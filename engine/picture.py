@@ -30,15 +30,22 @@ class MetricsPicture:
     families: tuple[Family, ...]
 
     def value(self, name: str, **labels: str) -> Value | None:
-        """Return the value of the first series with these labels, or None; ``name`` unprefixed."""
+        """Return the value of the first series with these labels, or None; ``name`` unprefixed.
+
+        Histograms of several series are added up.
+        """
+        found: Value | None = None
         for family in self.families:
             if family.name != PREFIX + name:
                 continue
             for values, value in family.series:
                 told = dict(zip(family.labels, values, strict=True))
-                if labels.items() <= told.items():
+                if not labels.items() <= told.items():
+                    continue
+                if not isinstance(value, Distribution):
                     return value
-        return None
+                found = value.plus(found) if isinstance(found, Distribution) else value
+        return found
 
     def to_json(self) -> dict[str, list[dict[str, Any]]]:
         """Return the picture as JSON values: by name, each series with its labels."""

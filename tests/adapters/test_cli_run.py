@@ -208,6 +208,21 @@ def test_a_seed_decides_the_tokens_whatever_the_clock_and_the_order(demo: Path) 
     assert by_prompt(answers(demo, *prompts, *rest[:-1], 78)) != first
 
 
+def test_what_was_measured_is_told_after_the_answers(tiny: Path) -> None:
+    """Percentiles of every class of waiting, by task and bucket, beside how busy the device was."""
+    asked = ("--prompt-tokens", "1,2,3", "--prompt-tokens", ",".join(["5"] * 40))
+    called = laneway(
+        "run", "--model", tiny, "--device", VIRTUAL, *asked, "--max-tokens", 4, "--metrics"
+    )
+    assert called.code == 0 and called.out.count("[length, 4 tokens]") == 2
+    shown = called.err
+    assert "bucket=32" in shown and "bucket=128" in shown and "p99" in shown
+    for name in ("turn_wait_seconds", "job_seconds", "inter_token_latency_seconds"):
+        assert name in shown
+    for name in ("e2e_request_latency_seconds", "overlap_ratio", "engine_slot_busy_ratio"):
+        assert name in shown
+
+
 def test_a_seed_that_is_drawn_is_recorded(tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "run.db"
     asked = ("--prompt-tokens", "1,2", "--prompt-tokens", "9", "--max-tokens", 5)

@@ -3,6 +3,7 @@
 Source: I8, R15.1 to R15.4.
 """
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from support.asking import draw_ask
 from support.command_line import laneway
 from support.real_engine import RealEngine
 
+from laneway.engine.distribution import Distribution
+from laneway.engine.inputs import Completed
 from laneway.engine.picture import MetricsPicture
 from laneway.journal import open_journal
 from laneway.journal.stats import stats
@@ -69,6 +72,50 @@ def test_a_running_engine_and_its_file_agree(calbin: Path, tmp_path: Path, token
     assert of_file(file) == real.engine.metrics().to_json()
     (sums,) = laneway("journal", "stats", file, "--json").done().rows
     assert sums["metrics"] == of_file(file)
+
+
+@pytest.mark.parametrize("overlap", [0, 2, 3])
+def test_overlap_and_busy_banks_are_what_the_completions_say(
+    calbin: Path, tmp_path: Path, overlap: int
+) -> None:
+    """Two in flight, against counting the busy banks at every border of two phases."""
+    file = tmp_path / "run.db"
+    real = RealEngine(
+        calbin,
+        url=f"sim:tiny?clock=virtual&overlap={overlap}",
+        journal=open_journal(file),
+        together=True,
+    )
+    random = np.random.default_rng(7)
+    for _ in range(16):
+        real.submit(draw_ask(random, tokens_max=8))
+    real.run()
+    told = real.engine.metrics()
+    assert of_file(file) == told.to_json()
+    jobs = [step.taken for step in real.steps() if isinstance(step.taken, Completed)]
+    spans = [(one.engine_slot, one.times.h2d_begin_ns, one.times.d2h_end_ns) for one in jobs]
+    borders = sorted({at for _, begin, end in spans for at in (begin, end)})
+    busy = both = idle = 0
+    for begin, end in pairwise(borders):
+        running = sum(first <= begin and end <= last for _, first, last in spans)
+        busy += (end - begin) * (running > 0)
+        both += (end - begin) * (running > 1)
+        idle += (end - begin) * (running == 0)
+    assert told.value("device_busy_seconds_total") == busy / 1e9
+    assert told.value("device_overlap_seconds_total") == both / 1e9
+    assert told.value("overlap_ratio") == both / busy
+    assert (both > 0) == (overlap > 0)
+    pauses = told.value("device_idle_seconds")
+    assert isinstance(pauses, Distribution) and pauses.total == idle
+    for slot, name in enumerate(("ping", "pong"), 1):
+        held = sum(end - begin for bank, begin, end in spans if bank == slot)
+        assert told.value("engine_slot_busy_seconds_total", slot=name) == held / 1e9 > 0
+        assert told.value("engine_slot_busy_ratio", slot=name) == held / (busy + idle)
+    for task in ("prefill", "decode"):
+        assert count(told, "job_seconds", task=task) > 0
+    tokens = told.value("generation_tokens_total")
+    assert count(told, "turn_wait_seconds") >= tokens  # a turn for each token, cancelled or not
+    real.close()
 
 
 def test_they_agree_after_a_fault_and_over_two_lives(calbin: Path, tmp_path: Path) -> None:
