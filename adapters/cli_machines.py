@@ -10,7 +10,6 @@ from laneway.adapters.screen import wide_console
 from laneway.engine.errors import ConfigurationError
 from laneway.statemachines import MACHINES, Edge, Machine
 from laneway.statemachines.coupling import couplings_of, couplings_with
-from laneway.statemachines.declare import RECOVERY
 from laneway.statemachines.draw import markdown
 
 app = typer.Typer()
@@ -109,10 +108,7 @@ def _explain_edge(machine: Machine, edge: Edge) -> None:
     if edge.why:
         print(f"  why: {edge.why}")
     _explain_couplings(machine, edge, indent="  ")
-    if edge.by == RECOVERY:
-        print("  decided by: nothing while the reset budget is 0; a fault ends in device lost (G7)")
-    else:
-        print(f"  decided by: engine/{edge.by.replace('.', '.py, function ')}")
+    print(f"  decided by: engine/{edge.by.replace('.', '.py, function ')}")
     print(f"  rule: {edge.rule}")
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from laneway.adapters import open_device
 from laneway.adapters.device import NpurtDevice
-from laneway.adapters.exits import ANSWER_IS_NO, DONE
+from laneway.adapters.exits import ANSWER_IS_NO, DONE, RESTART
 from laneway.adapters.metrics_table import metrics_table
 from laneway.adapters.records import read_records
 from laneway.adapters.screen import Screen, watch_loading, wide_console
@@ -27,7 +27,7 @@ from laneway.engine import (
     Stream,
     Usage,
 )
-from laneway.engine.errors import ConfigurationError, DeviceLostError
+from laneway.engine.errors import ConfigurationError, DeviceLostError, RestartNeededError
 from laneway.engine.evidence import VerificationRecord
 from laneway.journal import open_journal
 
@@ -118,6 +118,7 @@ def run(
     with _open_engine(device, journal, verified) as engine:
         _load(engine, alias, folder, quiet=as_json)
         results = asyncio.run(_answer(engine, requests, quiet=as_json))
+        restart = engine.health().restart
         if metrics:
             wide_console(stderr=True).print(metrics_table(engine.metrics().to_json()))
     if as_json:
@@ -126,7 +127,9 @@ def run(
             if logprobs is not None:
                 row["logprobs"] = [_logprobs_row(pairs) for pairs in result.logprobs]
             print(json.dumps(row))
-    raise typer.Exit(DONE if all(result.error is None for result in results) else ANSWER_IS_NO)
+    if all(result.error is None for result in results):
+        raise typer.Exit(DONE)
+    raise typer.Exit(RESTART if restart else ANSWER_IS_NO)
 
 
 def _open_engine(url: str, journal: str | None, records: tuple[VerificationRecord, ...]) -> Engine:
@@ -155,7 +158,10 @@ def _load(engine: Engine, alias: str, folder: Path, *, quiet: bool) -> None:
         with watch_loading(engine, alias, quiet=quiet):
             engine.load(alias, str(folder))
     except ModelError as error:
-        if engine.health().device == "lost":
+        health = engine.health()
+        if health.restart:
+            raise RestartNeededError(str(error)) from error
+        if health.device == "lost":
             raise DeviceLostError(str(error)) from error
         raise
 

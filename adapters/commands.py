@@ -25,6 +25,8 @@ from laneway.adapters.buffers import (
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_counters, read_health
 from laneway.adapters.loaded import Generation, LoadedModel
+from laneway.adapters.resetting import give_up_generation, run_reset
+from laneway.adapters.validating import create_calbin
 from laneway.adapters.waiting import Flight, Waiting
 from laneway.engine.clock import Clock
 from laneway.engine.effects import (
@@ -35,9 +37,10 @@ from laneway.engine.effects import (
     ReadCounters,
     ReleaseModel,
     RestoreBuffer,
+    RunReset,
     SubmitJob,
 )
-from laneway.engine.errors import DeviceError, InternalError
+from laneway.engine.errors import DeviceError, InternalError, ModelError
 from laneway.engine.inputs import (
     BufferRestored,
     ConfigureFailed,
@@ -72,8 +75,12 @@ class Commands:
         graveyard: Graveyard,
         *,
         chips: tuple[int, ...],
+        index: int,
+        device_epoch: int,
         post: Callable[[Input], None],
     ) -> None:
+        self._index = index
+        self._device_epoch = device_epoch
         self._calls = calls
         self._clock = clock
         self._waiting = waiting
@@ -262,14 +269,25 @@ class Commands:
     # -------------------------------------------------------------------------- models
 
     def configure(self, effect: ConfigureModel) -> None:
-        """Configure the device, open the bank, create the buffers; all or a failure."""
+        """Configure the device, open the bank, create the buffers; all or a failure.
+
+        After a reset (``again``) the model stays known when that fails: its requests still wait.
+        """
         model = self._model(effect.model)
         try:
             with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):
+                if effect.again:
+                    give_up_generation(self._calls, model, self._graveyard)
+                    model.calbin = create_calbin(
+                        self._calls, folder=model.folder, sha256=model.sha256
+                    )
                 configured = self._configure(model, effect)
-        except DeviceError as error:
-            reason = str(error) + self._undo(model)
-            self._post(ConfigureFailed(model=effect.model, code=error.code, reason=reason))
+        except (DeviceError, ModelError) as error:
+            reason = str(error)
+            if not effect.again:
+                reason += self._undo(model)
+            code = getattr(error, "code", npurt.Code.CALBIN_FORMAT)
+            self._post(ConfigureFailed(model=effect.model, code=code, reason=reason))
             return
         self._post(configured)
 
@@ -310,6 +328,19 @@ class Commands:
             used_bytes_before=tuple(result.mem_before[chip] for chip in self._chips),
             used_bytes_after=tuple(result.mem_after[chip] for chip in self._chips),
         )
+
+    def reset(self, effect: RunReset) -> None:
+        """Reset the device and tell what was observed (E27).
+
+        Nothing that was in flight is waited for any more; what it holds is given up with its
+        generation.
+        """
+        finished = run_reset(
+            *(self._calls, self._chips, effect), index=self._index, known_epoch=self._device_epoch
+        )
+        self._waiting.forget_all()
+        self._device_epoch = finished.epoch_after or self._device_epoch
+        self._post(finished)
 
     def publish(self, effect: PublishModel) -> None:
         """Arm the simulator's fault rules; other devices have nothing to be told."""

@@ -48,6 +48,7 @@ from laneway.engine.effects import (
     ReadCounters,
     ReleaseModel,
     RestoreBuffer,
+    RunReset,
     SubmitJob,
     ValidateArtifact,
 )
@@ -119,6 +120,7 @@ class NpurtDevice:
         whole_jobs: bool = False,
     ) -> None:
         self.calls = calls
+        self._index = index
         self.graveyard = graveyard if graveyard is not None else Graveyard()
         self.url = url
         self.simulator = simulator
@@ -184,6 +186,8 @@ class NpurtDevice:
         self._commands = Commands(
             *(self.calls, self._clock, self._waiting, self._models, self.graveyard),
             chips=chips,
+            index=self._index,
+            device_epoch=self._described.facts.device_epoch,
             post=post,
         )
         self._validation = Validation(
@@ -384,6 +388,8 @@ class NpurtDevice:
                 self._commands.release(effect)
             case ReadCounters():
                 self._commands.read_counters(effect)
+            case RunReset():
+                self._commands.reset(effect)
             case ProbeHealth():
                 self._probe_health()
             case CloseDevice():

@@ -10,6 +10,7 @@ from laneway.engine.errors import (
     JournalError,
     ModelError,
     RequestError,
+    RestartNeededError,
     UsageError,
 )
 
@@ -19,6 +20,7 @@ USAGE = 2
 DEVICE = 3
 JOURNAL = 4
 INTERNAL = 70
+RESTART = 75
 INTERRUPTED = 130
 TERMINATED = 143
 
@@ -33,6 +35,7 @@ class Terminated(BaseException):
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (RequestError, ANSWER_IS_NO),
     (JournalError, JOURNAL),
+    (RestartNeededError, RESTART),
     (DeviceError, DEVICE),
     (ModelError, USAGE),
     (CapabilityError, USAGE),

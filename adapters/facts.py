@@ -42,26 +42,22 @@ def read_device(
 
     ``proven``: what a simulator carries records of (G22). Raises: DeviceError.
     """
-    desc = npurt.DeviceDesc()
-    if calls.library.has("npurt_sim_describe"):
-        # The index names the simulated board that was opened last, which may be another one.
-        calls.call("npurt_sim_describe", ctypes.byref(desc))
-    else:
-        calls.library.call("npurt_device_describe", index, ctypes.byref(desc))
+    desc = _describe(calls, index)
     health = npurt.Health()
     calls.call("npurt_device_health", ctypes.byref(health))
     chips = tuple(chip for chip in range(npurt.MAX_CHIPS) if desc.chip_present_mask & (1 << chip))
     capabilities = tuple(_read_capabilities(calls))
     info = calls.library.info
+    versions = _versions(desc)
     kind = npurt.BACKENDS.get(info.backend_kind, "unknown")
     facts = DeviceFacts(
         url=url,
         backend=_text(info.backend_name) or kind,
         product=_text(desc.product),
         serial=_text(desc.serial),
-        runtime_version=_version(desc, 0, desc.runtime_version),
-        driver_version=_version(desc, 1, desc.driver_version),
-        firmware_version=_version(desc, 2, desc.firmware_version),
+        runtime_version=versions[0],
+        driver_version=versions[1],
+        firmware_version=versions[2],
         device_epoch=health.device_epoch,
         inflight_max=_inflight_max(capabilities),
         chips=read_chips(calls, chips),
@@ -73,6 +69,29 @@ def read_device(
         proven=proven,
     )
     return Described(facts, chips)
+
+
+def read_versions(calls: DeviceCalls, index: int) -> tuple[str, str, str]:
+    """Read the versions of runtime, driver and firmware as they are now. Raises: DeviceError."""
+    return _versions(_describe(calls, index))
+
+
+def _describe(calls: DeviceCalls, index: int) -> npurt.DeviceDesc:
+    desc = npurt.DeviceDesc()
+    if calls.library.has("npurt_sim_describe"):
+        # The index names the simulated board that was opened last, which may be another one.
+        calls.call("npurt_sim_describe", ctypes.byref(desc))
+    else:
+        calls.library.call("npurt_device_describe", index, ctypes.byref(desc))
+    return desc
+
+
+def _versions(desc: npurt.DeviceDesc) -> tuple[str, str, str]:
+    return (
+        _version(desc, 0, desc.runtime_version),
+        _version(desc, 1, desc.driver_version),
+        _version(desc, 2, desc.firmware_version),
+    )
 
 
 def read_chips(calls: DeviceCalls, chips: tuple[int, ...]) -> tuple[ChipFacts, ...]:

@@ -36,6 +36,8 @@ class LoadedModel:
 
     number: int
     calbin: ctypes.c_void_p
+    folder: str
+    sha256: str
     name: str
     vocabulary: int
     context_tokens: int

@@ -489,6 +489,10 @@ class ResetReport(_Struct):
     ]
 
 
+RESET_DMA_QUIESCED, RESET_VERIFIED, RESET_WIDER = 1, 2, 4
+"""Flags of a reset report."""
+
+
 STRUCTS: tuple[tuple[str, type[c.Structure]], ...] = (
     ("npurt_head", Head),
     ("npurt_abi_info", AbiInfo),

@@ -27,7 +27,7 @@ from laneway.engine.snapshot import Snapshot
 from laneway.engine.state import State
 from laneway.engine.watch import Watch
 from laneway.journal import open_journal
-from laneway.statemachines import MACHINES
+from laneway.statemachines import MACHINES, Event
 
 HOUR_NS = 3_600_000_000_000
 ARRIVAL_NS = 4_000_000_000
@@ -251,9 +251,9 @@ class Soak:
                 return
 
     def _drain(self, engine: Engine, device: DevicePort, waiting: deque[_Waiting]) -> None:
-        while waiting and engine.snapshot().device != "lost":
+        while (waiting or not _is_settled(engine)) and engine.snapshot().device != "lost":
             self._account(waiting, ended_only=True)
-            if waiting:
+            if waiting or not _is_settled(engine):
                 self._pass_time(engine, device, device.clock.now_ns() + ARRIVAL_NS)
         self._pass_time(engine, device, device.clock.now_ns() + ARRIVAL_NS)
 
@@ -290,11 +290,19 @@ class Soak:
         for step in steps:
             self._watch.take(step)
             for event in step.events:
+                if event.machine == "device" and event.trigger in ("reset", "lose"):
+                    self._count_rung(event)
                 if event.machine == "request" and event.dest in MACHINES["request"].final:
                     for number in event.entities:
                         self._report.doubled += number in self._ended
                         self._ended.add(number)
         check(state)
+
+    def _count_rung(self, event: Event) -> None:
+        """Count a reset by its rung, or the rung that a device was lost with."""
+        rung = f"R{event.data['rung']}"
+        self._report.rungs[rung] = self._report.rungs.get(rung, 0) + 1
+        self._report.resets += event.trigger == "reset"
 
     def _check_idle(self, picture: Snapshot) -> None:
         lanes, buffers = dict(picture.lanes), dict(picture.buffers)
@@ -308,6 +316,11 @@ class Soak:
 
     def _fault_key(self) -> str:
         return "" if self._faults is None else f"&faults={self._faults}"
+
+
+def _is_settled(engine: Engine) -> bool:
+    """Return whether no recovery is under way."""
+    return engine.snapshot().device in ("serving", "degraded")
 
 
 def _memory_kib() -> int:

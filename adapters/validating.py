@@ -113,6 +113,8 @@ class Validation:
         model = LoadedModel(
             number=effect.model,
             calbin=calbin,
+            folder=os.fspath(artifact.folder),
+            sha256=artifact.sha256,
             name=manifest.name,
             vocabulary=info.vocab,
             context_tokens=info.max_context,
@@ -126,23 +128,26 @@ class Validation:
         return model, _validated(effect.model, artifact, info, submodels, chips, runs)
 
     def _create(self, artifact: Artifact) -> tuple[ctypes.c_void_p, npurt.CalbinInfo]:
-        """Let the device's library read the calbin.
-
-        Raises: ModelError for a refusal of the artifact, DeviceError for anything else.
-        """
-        source = npurt.CalbinSource(
-            path=os.fsencode(artifact.folder), expect_sha256=artifact.sha256.encode()
-        )
-        calbin = ctypes.c_void_p()
-        answer = self._calls.attempt(
-            "npurt_calbin_create", ctypes.byref(source), ctypes.byref(calbin)
-        )
-        if npurt.code_class(answer.code) == _ARTIFACT_CLASS:
-            raise ModelError(f"{artifact.folder}: the device refuses it: {answer.reason}")
-        self._calls.library.check(answer, about=str(artifact.folder))
+        """Let the device's library read the calbin. Raises: ModelError, DeviceError."""
+        folder = os.fspath(artifact.folder)
+        calbin = create_calbin(self._calls, folder=folder, sha256=artifact.sha256)
         info = npurt.CalbinInfo()
         self._calls.library.call("npurt_calbin_describe", calbin, ctypes.byref(info))
         return calbin, info
+
+
+def create_calbin(calls: DeviceCalls, *, folder: str, sha256: str) -> ctypes.c_void_p:
+    """Let the device's library read a calbin, which must have this hash.
+
+    Raises: ModelError for a refusal of the artifact, DeviceError for anything else.
+    """
+    source = npurt.CalbinSource(path=os.fsencode(folder), expect_sha256=sha256.encode())
+    calbin = ctypes.c_void_p()
+    answer = calls.attempt("npurt_calbin_create", ctypes.byref(source), ctypes.byref(calbin))
+    if npurt.code_class(answer.code) == _ARTIFACT_CLASS:
+        raise ModelError(f"{folder}: the device refuses it: {answer.reason}")
+    calls.library.check(answer, about=folder)
+    return calbin
 
 
 def _submodel_facts(part: SubmodelPart) -> SubmodelFacts:

@@ -215,6 +215,13 @@ class Waiting:
                 instants.append(instant)
         return min(instants, default=None)
 
+    def forget_all(self) -> None:
+        """Stop waiting for all in flight: a reset ended their generation (E27)."""
+        with self._changed:
+            self._flights.clear()
+            self._changes += 1
+            self._changed.notify_all()
+
     def unseen_until_ns(self) -> int:
         """Return up to which instant nobody would look at a job that has not ended.
 

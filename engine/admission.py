@@ -9,6 +9,7 @@ import attrs
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import Conclude
+from laneway.engine.guilt import is_poison
 from laneway.engine.inputs import RequestSubmitted
 from laneway.engine.state import ModelState, State
 
@@ -57,6 +58,12 @@ def refuse(state: State, taken: RequestSubmitted) -> Refusal | None:
     if state.device.state == "lost":
         return Refusal(
             "device_lost", 503, f"the device is lost ({state.device.reason}): open it again"
+        )
+    if is_poison(state.ladder, state.limits, taken.prompt, state.now_ns):
+        return Refusal(
+            "poison",
+            422,
+            "requests with this prompt failed the device twice: it is refused for a while",
         )
     model = _serving_model(state, taken.alias)
     if isinstance(model, Refusal):

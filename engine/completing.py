@@ -8,9 +8,11 @@ journal as an input without events (I5).
 from laneway.engine.draft import Draft
 from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
-from laneway.engine.faulting import absolve, fault_job, judge_rest, lose_device
+from laneway.engine.faulting import absolve, fault_job, judge_rest
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
+from laneway.engine.ladder import first_rung
 from laneway.engine.loading import fail_load
+from laneway.engine.recovering import begin
 from laneway.engine.reserving import evict_if_idle, suspect
 from laneway.engine.state import JobRow, JobState, is_end_token
 from laneway.engine.submitting import mark_submitted
@@ -29,7 +31,8 @@ def complete(draft: Draft, taken: Completed) -> None:
     numeric = any(result.fault == "numeric" for result in taken.rows)
     if numeric:
         fault_job(draft, job, "numeric", "abnormal numbers")
-        lose_device(draft, f"job/{job.number}: abnormal numbers")
+        cause, rung = first_rung("numeric", 0, quiescent=True, kv_effect=taken.kv_effect)
+        begin(draft, cause, rung, f"job/{job.number}: abnormal numbers")
         return
     if job.state == "uncertain":
         _end_doubtful(draft, job)

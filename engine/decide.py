@@ -16,7 +16,9 @@ from laneway.engine import (
     counting,
     ending,
     faulting,
+    health,
     loading,
+    recovering,
     starting,
     submitting,
     unloading,
@@ -48,10 +50,12 @@ from laneway.engine.inputs import (
     ModelReleased,
     ReleaseFailed,
     RequestSubmitted,
+    ResetFinished,
     RestoreFailed,
     SubmitAccepted,
     SubmitDoubtful,
     SubmitRefused,
+    SubmitWithdrawn,
     TimePassed,
     UnloadRequested,
 )
@@ -74,12 +78,15 @@ def decide(state: State, taken: Input, at_ns: int) -> Decision:
 def settle(draft: Draft) -> None:
     """Let every decision end the same way.
 
-    Release what is idle, close if all is done, plan the next job, compare counters when it is due.
+    Release what is idle, go on with a recovery, close if all is done, plan the next job, compare
+    counters and ask for the health when it is due.
     """
     unloading.unload_if_idle(draft)
+    recovering.advance(draft)
     closing.shut_if_idle(draft)
     plan(draft)
     counting.ask_if_due(draft)
+    health.ask_if_due(draft)
 
 
 def _dispatch(draft: Draft, taken: Input) -> None:
@@ -97,6 +104,8 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             submitting.refuse(draft, taken)
         case SubmitDoubtful():
             submitting.doubt(draft, taken)
+        case SubmitWithdrawn():
+            submitting.withdraw(draft, taken)
         case KvApplyFailed():
             submitting.refuse_kv(draft, taken)
         case JobProgressed():
@@ -112,12 +121,14 @@ def _dispatch(draft: Draft, taken: Input) -> None:
         case JobStalled():
             faulting.stall(draft, taken)
         case HealthProbed():
-            faulting.probed(draft, taken)
             unloading.judge_reread(draft, taken)
+            health.probed(draft, taken)
         case CountersRead():
             counting.compare(draft, taken)
         case MemoryBuried():
             faulting.buried(draft, taken)
+        case ResetFinished():
+            recovering.reset_finished(draft, taken)
         case LoadRequested():
             loading.load(draft, taken)
         case ArtifactValidated():

@@ -136,6 +136,8 @@ class ConfigureModel:
 
     Lanes are numbered ``lane_first .. lane_first + lane_count - 1``; the device's own index is the
     offset. ``trials`` lets the adapter know what the golden jobs of this generation will run.
+    ``again``: a reset ended the generation before; what is left of it is given up, memory that the
+    device may still write to is kept for good, and the same artifact is configured anew.
     """
 
     model: int
@@ -146,6 +148,7 @@ class ConfigureModel:
     buffers: tuple[BufferPlan, ...]
     trials: tuple[Trial, ...]
     timeout_ns: int
+    again: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -180,6 +183,19 @@ class ReadCounters:
     """
 
     asked: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class RunReset:
+    """Reset the device at a level: 1 CCU, 2 configuration, 4 device. Answer: ResetFinished.
+
+    ``cause`` is the code of the fault that led to it, 0 if there was none.
+    """
+
+    level: int
+    cause: int
+    reason: str
+    timeout_ns: int
 
 
 @attrs.frozen(kw_only=True)
@@ -234,6 +250,7 @@ DeviceEffect = (
     | ReleaseModel
     | ProbeHealth
     | ReadCounters
+    | RunReset
     | CloseDevice
 )
 ClientEffect = Deliver | Conclude

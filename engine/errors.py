@@ -128,6 +128,10 @@ class DeviceLostError(DeviceError):
     """The device is out of use for this engine: close it and open the device again."""
 
 
+class RestartNeededError(DeviceLostError):
+    """Only a new process can bring the device back: start again, on the same journal."""
+
+
 class AbiMismatchError(DeviceError):
     """The library speaks another ABI or lays out its structs differently.
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from laneway.engine.errors import IllegalTransitionError, InternalError
 from laneway.engine.evolve_jobs import evolve_job
+from laneway.engine.evolve_ladder import evolve_ladder
 from laneway.engine.evolve_lanes import evolve_lane
 from laneway.engine.evolve_models import evolve_model
 from laneway.engine.evolve_requests import evolve_request
@@ -12,6 +13,7 @@ from laneway.engine.inputs import (
     CloseRequested,
     CountersRead,
     EngineStarted,
+    HealthProbed,
     Input,
     JobStalled,
 )
@@ -46,6 +48,8 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         state.closing = True
     elif isinstance(taken, JobStalled) and taken.job in state.jobs:
         state.jobs[taken.job].suspected = True
+    elif isinstance(taken, HealthProbed):
+        state.device.health_ns = at_ns
     elif isinstance(taken, CountersRead):
         device = state.device
         differs = bool(difference(state, taken))
@@ -84,6 +88,8 @@ def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
             heapq.heapify(free)
         if event.trigger == "acquire":
             buffer.job = event.data["job"]
+        elif event.trigger == "rebuild":
+            buffer.epoch, buffer.generation = event.epoch, event.generation
         if event.dest == "free":
             buffer.job = None
             heapq.heappush(free, number)
@@ -97,7 +103,9 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
         device.ceiling_reason = f"the counters of the device are wrong: {event.data['counters']}"
         return
     device.reason = event.data.get("reason", "")
+    evolve_ladder(state, event, taken)
     if event.trigger == "lose":
+        device.lost_rung = event.data["rung"]
         for model in state.models.values():
             model.releasing = model.rereading = False  # nobody will answer any more
             model.reread_ns = 0
@@ -108,6 +116,7 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
             incarnation=event.data["incarnation"],
             epoch=event.epoch,
             facts=taken.device,
+            health_ns=state.now_ns,
         )
         state.next_epoch = event.epoch + 1
 

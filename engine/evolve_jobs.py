@@ -3,7 +3,9 @@
 from collections import deque
 
 from laneway.engine.errors import InternalError
+from laneway.engine.evolve_ladder import note_exception
 from laneway.engine.evolve_requests import drop_passed, forget_alone, leave_turns
+from laneway.engine.guilt import pardon
 from laneway.engine.inputs import Completed, DeviceFaulted, Input, RowResult
 from laneway.engine.plan import may_split
 from laneway.engine.state import (
@@ -35,6 +37,8 @@ def evolve_job(state: State, event: Event, taken: Input) -> None:
             state.device.backoff_tries = 0
         elif event.trigger == "refuse":
             _count_refusal(state, event.data["cause"])
+        elif event.trigger == "fault" and event.data["kind"] in ("ccu", "dma"):
+            note_exception(state)
         if event.dest in MACHINES["job"].final:
             del state.jobs[number]
             if event.source != "planned":
@@ -167,6 +171,7 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
             state.decode_ready.append(request.number)
         if request.alone and job.task == "decode":
             forget_alone(state, request)
+            pardon(state.ladder, request.content)
     queue = state.prefill_again if job.task == "prefill" else state.decode_ready
     queue.extendleft(reversed(again))
 

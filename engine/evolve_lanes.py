@@ -87,6 +87,12 @@ def _rollback(lane: LaneState, event: Event, index: int) -> None:
     _end_reservation(lane)
 
 
+def _clear(lane: LaneState, event: Event, index: int) -> None:
+    """Take a lane into the generation that a reset began."""
+    _forget_owner(lane, event, index)
+    lane.generation = event.generation
+
+
 def _end_reservation(lane: LaneState) -> None:
     lane.reserved_tokens = 0
     lane.job = None
@@ -109,6 +115,6 @@ _LANE_MOVES: dict[str, Callable[[LaneState, Event, int], None]] = {
     "rollback": _rollback,
     "evict": _forget_owner,
     "suspect": _forget_owner,
-    "clear": _forget_owner,
+    "clear": _clear,
     "abandon": _forget_owner,
 }

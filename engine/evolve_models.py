@@ -26,12 +26,18 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
     model.rereading = event.trigger == "reread"
     if event.trigger == "accept":
         _accept(state, model, event, taken)
+    elif event.trigger == "degrade":
+        _degrade(model, event)
+    elif event.trigger == "reconfigure":
+        model.generation = event.generation
+        state.next_generation = event.generation + 1
     elif event.trigger == "configure":
         _configure(state, model, event, taken)
     elif event.trigger == "retry":
         model.configure_failures += 1
     elif event.trigger == "publish":
         state.aliases[model.alias] = number
+        model.served, model.drain_again = True, False
     elif event.dest == "unloaded":
         _remove_model(state, number)
     if model.state != "ready" and state.aliases.get(model.alias) == number:
@@ -52,8 +58,18 @@ def _accept(state: State, model: ModelState, event: Event, taken: Input) -> None
     state.next_buffer = model.buffers[-1].first + model.buffers[-1].count
 
 
+def _degrade(model: ModelState, event: Event) -> None:
+    """Forget what was bound to the generation that ended; its lanes and buffers stay declared."""
+    model.drain_again = model.drain_again or event.source == "draining"
+    model.runs.clear()
+    model.next_run = 0
+
+
 def _configure(state: State, model: ModelState, event: Event, taken: Input) -> None:
+    """Bring lanes and buffers into being; after a reset they exist and were moved by events."""
     assert isinstance(taken, ModelConfigured)
+    if model.lane_first in state.lanes:
+        return
     model.used_bytes_before = taken.used_bytes_before
     for number in range(model.lane_first, model.lane_first + model.lane_count):
         state.lanes[number] = LaneState(number, "empty", model.number, event.generation)

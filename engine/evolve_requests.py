@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from laneway.engine.errors import InternalError
 from laneway.engine.fairness import FIRST_KEY, UNIT
+from laneway.engine.guilt import accuse, pardon
 from laneway.engine.inputs import Input, RequestSubmitted
 from laneway.engine.state import RequestState, State, is_waiting_number, waiting_queue
 from laneway.statemachines import MACHINES, Event
@@ -39,6 +40,8 @@ def evolve_request(state: State, event: Event, taken: Input) -> None:
             del state.requests[number]
             if request.alone:
                 forget_alone(state, request)
+                if event.trigger == "finish":
+                    pardon(state.ladder, request.content)
             _compact_waiting(state)
             _drop_passed_deadlines(state)
 
@@ -95,6 +98,8 @@ def _suspend(state: State, request: RequestState, event: Event) -> None:
         request.suspicions += 1
         forget_alone(state, request)
         request.alone = True
+        request.content = event.data["content"]
+        accuse(state.ladder, state.limits, request.content, state.now_ns)
     else:
         request.requeues += 1
     leave_turns(state, request.number)

@@ -1,82 +1,118 @@
 """What happens when the device fails.
 
-The job ends, its memory and lanes are fenced, and the device is lost (R14, G4, G7).
-
-The reset budget is 0: there is no reset, so the first fault that puts the device in doubt ends in
-`lost`. That is a true end state: every job is terminal, every buffer the device may still touch is
-quarantined, every lane that held something is unknown, every client is told once, readiness is
-false, nothing is submitted any more. A suspected hang only stops submissions until it is confirmed
-or the job turns out to be slow (E16).
+The job ends, its memory and lanes are fenced, its requests are suspected; what the device has to go
+through is the recovery ladder's business (`recovering.py`), which begins on the rung that the
+fault's row names (R14, 9.2). A suspected hang only stops submissions until it is confirmed or the
+job turns out to be slow (E16).
 
 Less than that costs less: where the device answered for certain and only one job's memory or lane
 is in doubt, that buffer stays quarantined, that lane unknown, and the device goes on `degraded`
-until the model is unloaded (rows 4 and 20, G12). When too little is left to serve with (more than a
-quarter of the lanes unknown, or a submodel without a buffer) only a reset would help, and the
-device is lost.
+until its generation ends (rows 4, 6 and 20, G12). When too little is left to serve with (more than
+a quarter of the lanes unknown, or a submodel without a buffer) that is brought about by a reset.
 """
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth
-from laneway.engine.ending import fail
 from laneway.engine.inputs import (
     DeviceFaulted,
-    HealthProbed,
     JobStalled,
     MemoryBuried,
     RestoreFailed,
 )
+from laneway.engine.ladder import CCU, CONFIGURATION, GONE, PROCESS, QUARANTINE, first_rung, within
+from laneway.engine.loading import fail_load
 from laneway.engine.plan import USABLE
+from laneway.engine.recovering import begin, lose_device
+from laneway.engine.reserving import evict_if_idle, rollback
 from laneway.engine.reserving import suspect as suspect_lanes
+from laneway.engine.resuming import suspend_request
 from laneway.engine.state import JobState, ModelState, State
 
 UNKNOWN_LANES_MAX_SHARE = 0.25
 """Row 20 of the ladder: more unknown lanes than this share is a matter of the generation."""
 
-SICK = ("unhealthy", "wedged", "lost")
-
 
 def fault(draft: Draft, taken: DeviceFaulted) -> None:
-    """Fence the job that failed, then give the device up.
+    """Fence the job that failed, then do what the row of the fault says (9.2).
 
     A fault of no job in flight, or of another epoch, is only recorded (I5).
     """
-    if taken.epoch not in (0, draft.state.device.epoch):
+    state = draft.state
+    if taken.epoch not in (0, state.device.epoch):
         return
     device_wide = taken.kind in ("device", "call")
+    job = state.jobs.get(taken.job) if taken.job is not None else None
+    if job is None and not device_wide:
+        return
     reason = f"{taken.kind} {taken.code:#06x}: {taken.reason}"
-    job = draft.state.jobs.get(taken.job) if taken.job is not None else None
+    cause, rung = first_rung(
+        taken.kind, taken.code, quiescent=taken.quiescent, kv_effect=taken.kv_effect
+    )
+    if taken.health is not None and taken.health.state in GONE:
+        cause, rung = "device lost (row 16)", PROCESS
     if job is not None:
         reason = f"job/{job.number}: {reason}"
-        fault_job(draft, job, taken.kind, reason)
-    elif not device_wide:
-        return
-    lose_device(draft, reason)
+        repeated = _is_repeated(state)
+        unwritten = rung == QUARANTINE and taken.kv_effect == "none"
+        fault_job(draft, job, taken.kind, reason, unwritten=unwritten)
+        if rung == QUARANTINE and repeated:
+            cause, rung = "second exception in its window (row 6)", CCU
+        if rung == QUARANTINE:
+            _go_on_contained(draft, job, reason)
+            return
+    begin(draft, cause, rung, reason, code=taken.code)
 
 
-def fault_job(draft: Draft, job: JobState, kind: str, reason: str) -> None:
+def _is_repeated(state: State) -> bool:
+    """Return whether there was an exception a short while ago (row 6)."""
+    window_ns = state.limits.exceptions_window_ns
+    return bool(within(state.ladder.exceptions_ns, state.now_ns, window_ns))
+
+
+def _go_on_contained(draft: Draft, job: JobState, reason: str) -> None:
+    """Go on with one buffer and some lanes less, as the device is sure of the rest (row 6)."""
+    model = draft.state.models[job.model]
+    absolve(draft, job)
+    if job.origin != "request" and model.state == "warming":
+        fail_load(draft, model, reason)
+    judge_rest(draft, model, reason)
+
+
+def fault_job(
+    draft: Draft, job: JobState, kind: str, reason: str, *, unwritten: bool = False
+) -> None:
     """End a job that went wrong.
 
-    Its buffer is quarantined, its lanes are unknown, its requests fail (G1, G14).
+    Its buffer is quarantined (G1). Its lanes are unknown (G14), or rolled back where the device
+    says for certain that they are ``unwritten``. Its requests are suspects, none guilty yet: each
+    is run again alone (G15).
     """
     generation = job.generation
     data = {"kind": kind, "reason": reason}
     trigger = "lose" if job.state == "planned" else "abort" if kind == "aborted" else "fault"
     draft.emit("buffer", job.buffer, "quarantine", generation=generation, data=data)
     draft.emit("job", job.number, trigger, generation=generation, data=data)
-    suspect_lanes(draft, [row.lane for row in job.rows], reason=reason)
+    if unwritten:
+        rollback(draft, job, applied=True)
+    else:
+        suspect_lanes(draft, [row.lane for row in job.rows], reason=reason)
     if job.origin != "request":
         return
     for row in job.rows:
         request = draft.state.requests.get(row.owner)
         if request is not None:
-            fail(draft, request, f"device_fault_{kind}", f"the device failed it: {reason}")
+            suspend_request(draft, request, reason, suspect=True, kind=f"device_fault_{kind}")
+        elif unwritten:
+            evict_if_idle(draft, row.lane)
 
 
 def stall(draft: Draft, taken: JobStalled) -> None:
-    """Stop submissions at a suspected hang and probe; give up when it is confirmed (E16)."""
+    """Stop submissions at a suspected hang and probe; reset when it is confirmed (E16)."""
     job = draft.state.jobs.get(taken.job)
     if job is None or draft.state.device.state == "lost":
         return
+    if draft.state.device.state == "recovering" and taken.stage == "suspect":
+        return  # the proof runs one job at a time: there is nothing to stop
     reason = f"no result for {taken.age_ns} ns in phase {taken.phase}"
     if draft.state.device.state in USABLE:
         suspect(draft, f"job/{job.number}: {reason}")
@@ -84,20 +120,7 @@ def stall(draft: Draft, taken: JobStalled) -> None:
         draft.ask(ProbeHealth())
         return
     fault_job(draft, job, "hang", reason)
-    lose_device(draft, f"job/{job.number} hangs: {reason}")
-
-
-def probed(draft: Draft, taken: HealthProbed) -> None:
-    """Believe a probe that says the device is gone.
-
-    One that says it is well only buys time (E16).
-    """
-    if draft.state.device.state != "suspect":
-        return
-    if taken.health is None:
-        lose_device(draft, f"no answer to a health probe: {taken.reason}")
-    elif taken.health.state in SICK:
-        lose_device(draft, f"a health probe says {taken.health.state}")
+    begin(draft, "hang (row 8)", CCU, f"job/{job.number} hangs: {reason}")
 
 
 def restore_failed(draft: Draft, taken: RestoreFailed) -> None:
@@ -107,7 +130,9 @@ def restore_failed(draft: Draft, taken: RestoreFailed) -> None:
         return
     data = {"kind": "restore", "reason": taken.reason}
     draft.emit("buffer", buffer.number, "quarantine", generation=buffer.generation, data=data)
-    lose_device(draft, f"buffer/{buffer.number} could not be restored: {taken.reason}")
+    cause, rung = first_rung("restore", taken.code, quiescent=False, kv_effect="unknown")
+    reason = f"buffer/{buffer.number} could not be restored: {taken.reason}"
+    begin(draft, cause, rung, reason, code=taken.code)
 
 
 def buried(draft: Draft, taken: MemoryBuried) -> None:
@@ -124,6 +149,7 @@ def buried(draft: Draft, taken: MemoryBuried) -> None:
         f"{items} buffers with {kept} bytes are kept for good, since the device may still write to"
         f" them; a process may keep {limits.buried_items_max} and {limits.buried_bytes_max} bytes:"
         " restart the process",
+        rung=PROCESS,
     )
 
 
@@ -133,6 +159,8 @@ def absolve(draft: Draft, job: JobState) -> None:
     Not while another job in flight is suspected: that one has no answer yet (G4).
     """
     others = (one for one in draft.state.jobs.values() if one.number != job.number)
+    if draft.state.ladder.recovery is not None:
+        return  # its reset is decided
     if draft.state.device.state == "suspect" and not any(one.suspected for one in others):
         draft.device("absolve", data={"job": job.number})
         if draft.state.closing:
@@ -142,7 +170,7 @@ def absolve(draft: Draft, job: JobState) -> None:
 
 
 def judge_rest(draft: Draft, model: ModelState, reason: str) -> None:
-    """Go on degraded with what is left of a model's lanes and buffers, or give the device up.
+    """Go on degraded with what is left of a model's lanes and buffers, or have it made anew.
 
     Source: G12, row 20. A model that is being given back needs nothing any more.
     """
@@ -150,7 +178,7 @@ def judge_rest(draft: Draft, model: ModelState, reason: str) -> None:
         return
     short = _too_little_left(draft.state, model)
     if short:
-        lose_device(draft, f"{short}: {reason}")
+        begin(draft, "too little left to serve with (row 20)", CONFIGURATION, f"{short}: {reason}")
     else:
         degrade(draft, reason)
 
@@ -191,30 +219,3 @@ def requalify(draft: Draft) -> None:
 def suspect(draft: Draft, reason: str) -> None:
     """Stop submissions on the device at once (G4)."""
     draft.device("suspect", data={"reason": reason})
-
-
-def lose_device(draft: Draft, reason: str) -> None:
-    """Bring everything to its end on a device that is not used any more (G7)."""
-    state = draft.state
-    if state.device.state in ("lost", "closing", "closed"):
-        return
-    if state.device.state in USABLE:
-        suspect(draft, reason)
-    data = {"reason": reason}
-    draft.device("lose", data=data)
-    for number in sorted(state.jobs):
-        job = state.jobs[number]
-        generation = job.generation
-        draft.emit("buffer", job.buffer, "quarantine", generation=generation, data=data)
-        draft.emit("job", number, "lose", generation=generation, data=data)
-    held = [n for n, lane in sorted(state.lanes.items()) if lane.state in ("ready", "reserved")]
-    suspect_lanes(draft, held, reason=reason)
-    for number in sorted(state.requests):
-        message = f"the device is lost: {reason}"
-        fail(draft, state.requests[number], "device_lost", message, http_status=503)
-    for number in sorted(state.models):
-        model = state.models[number]
-        if model.state == "ready":
-            draft.emit("model", number, "degrade", generation=model.generation, data=data)
-        if model.state != "failed":
-            draft.emit("model", number, "fail", generation=model.generation, data=data)

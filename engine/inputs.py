@@ -284,6 +284,16 @@ class SubmitDoubtful:
 
 
 @attrs.frozen(kw_only=True)
+class SubmitWithdrawn:
+    """A job was taken back before it was handed over, since the device may not be given work (G2).
+
+    Nothing of it reached the device.
+    """
+
+    job: int
+
+
+@attrs.frozen(kw_only=True)
 class KvApplyFailed:
     """A KV operation list was not applied; the bank is as before, unless ``unknown``.
 
@@ -482,6 +492,37 @@ class MemoryBuried:
 
 
 @attrs.frozen(kw_only=True)
+class ResetFinished:
+    """What a reset did, as observed (E27): ``code`` 0 says no more than that the call came back.
+
+    Flags of the report: ``quiesced`` (no DMA any more), ``verified`` (the device was asked again),
+    ``wider`` (it did more than it was asked to). ``claimed`` and ``effects`` are bits of the ABI:
+    what the level claims to do, what was seen. ``health`` is None when the device did not answer.
+    """
+
+    level: int
+    code: int
+    reason: str
+    quiesced: bool
+    verified: bool
+    wider: bool
+    epoch_before: int
+    epoch_after: int
+    claimed: int
+    effects: int
+    jobs_aborted: int
+    jobs_unaccounted: int
+    duration_ns: int
+    used_bytes_before: tuple[int, ...]
+    used_bytes_after: tuple[int, ...]
+    health_before: HealthFacts | None
+    health: HealthFacts | None
+    runtime_version: str
+    driver_version: str
+    firmware_version: str
+
+
+@attrs.frozen(kw_only=True)
 class CloseRequested:
     """Close the engine.
 
@@ -516,6 +557,7 @@ Input = (
     | SubmitAccepted
     | SubmitRefused
     | SubmitDoubtful
+    | SubmitWithdrawn
     | KvApplyFailed
     | KvApplied
     | JobProgressed
@@ -527,6 +569,7 @@ Input = (
     | RestoreFailed
     | CountersRead
     | MemoryBuried
+    | ResetFinished
     | CloseRequested
     | DeviceClosed
 )

@@ -26,10 +26,10 @@ IN_FLIGHT = {
 """What a buffer may be while its job is in a state."""
 
 SERVES = {
-    "waiting": ("ready", "draining", "recovering", "warming"),
+    "waiting": ("ready", "draining", "recovering", "configuring", "warming"),
     "prefilling": ("ready", "draining"),
     "decoding": ("ready", "draining"),
-    "suspended": ("ready", "draining", "recovering", "warming"),
+    "suspended": ("ready", "draining", "recovering", "configuring", "warming"),
 }
 """What the model of a request may be, by the request's state."""
 

@@ -42,9 +42,16 @@ class Limits:
     tokens run before it. ``tenant_weights`` are (tenant, weight), 1 where none is given; a step of
     priority is worth ``priority_step_tokens`` of service.
 
+    Recovery: at most ``*_resets_max`` attempts on a rung in its window, 0 for none; before a
+    further reset of the device a pause of ``device_reset_pause_ns``, doubled each time. What is in
+    flight is waited for ``drain_timeout_ns`` before a reset. A second exception within
+    ``exceptions_window_ns`` is not contained any more. A device that is unwell is given
+    ``unhealthy_grace_ns``; under load it is asked for its health every ``health_every_ns``. What
+    failed a device twice is refused for ``poison_window_ns``.
+
     Source: R5.3 (in-flight), R6.3 (rows), R5.4, R5.5 and E13 (queues), R7.2 and R14.1 (admission),
     E16 (hang rule), 9.2 rows 2, 3, 13, 17, 19 (retries), E22 (memory), E9 (memory kept for
-    good, per process).
+    good, per process), 9.3 (budgets, drain, pauses).
     """
 
     inflight_jobs_max: int = _limit(2)
@@ -79,3 +86,18 @@ class Limits:
     configure_retries_max: int = _limit(1, 0)
     buried_items_max: int = _limit(64)
     buried_bytes_max: int = _limit(256 * MIB)
+    ccu_resets_max: int = _limit(2, 0)
+    ccu_resets_window_ns: int = _limit(600 * SECOND)
+    configuration_resets_max: int = _limit(2, 0)
+    configuration_resets_window_ns: int = _limit(1800 * SECOND)
+    device_resets_max: int = _limit(3, 0)
+    device_resets_window_ns: int = _limit(3600 * SECOND)
+    device_reset_pause_ns: int = _limit(60 * SECOND)
+    process_restarts_max: int = _limit(3, 0)
+    process_restarts_window_ns: int = _limit(3600 * SECOND)
+    reset_timeout_ns: int = _limit(60 * SECOND)
+    drain_timeout_ns: int = _limit(30 * SECOND)
+    exceptions_window_ns: int = _limit(600 * SECOND)
+    unhealthy_grace_ns: int = _limit(30 * SECOND)
+    health_every_ns: int = _limit(10 * SECOND)
+    poison_window_ns: int = _limit(3600 * SECOND)

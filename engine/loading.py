@@ -7,8 +7,9 @@ so a load is refused while another model holds the device. A load that fails giv
 and says why.
 """
 
+from laneway.engine.configuring import ask_configure
 from laneway.engine.draft import Draft
-from laneway.engine.effects import ConfigureModel, PublishModel, ReleaseModel, ValidateArtifact
+from laneway.engine.effects import PublishModel, ReleaseModel, ValidateArtifact
 from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
@@ -17,6 +18,7 @@ from laneway.engine.inputs import (
     ModelConfigured,
 )
 from laneway.engine.plan import takes_rows
+from laneway.engine.recovering import configured_again, is_proving, proof_failed, serve_again
 from laneway.engine.reserving import suspect
 from laneway.engine.state import ModelState, State
 
@@ -77,18 +79,7 @@ def validated(draft: Draft, taken: ArtifactValidated) -> None:
     ]
     data = {"lanes": [state.next_lane, taken.lane_count], "buffers": buffers}
     draft.emit("model", taken.model, "accept", generation=generation, data=data)
-    draft.ask(
-        ConfigureModel(
-            model=taken.model,
-            epoch=state.device.epoch,
-            generation=generation,
-            lane_first=model.lane_first,
-            lane_count=model.lane_count,
-            buffers=model.buffers,
-            trials=taken.trials,
-            timeout_ns=state.limits.configure_timeout_ns,
-        )
-    )
+    ask_configure(draft, model)
 
 
 def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
@@ -142,9 +133,12 @@ def configured(draft: Draft, taken: ModelConfigured) -> None:
     model = draft.state.models.get(taken.model)
     if model is None or model.state != "configuring":
         return
+    proving = is_proving(draft.state)
+    if proving:
+        configured_again(draft, taken)
     data = {"device_generation": taken.device_generation, "device_epoch": taken.device_epoch}
     draft.emit("model", taken.model, "configure", generation=model.generation, data=data)
-    if draft.state.closing:
+    if draft.state.closing and not proving:
         fail_load(draft, model, "the engine is closing")
 
 
@@ -159,6 +153,9 @@ def configure_failed(draft: Draft, taken: ConfigureFailed) -> None:
         return
     reason = f"configure failed with {taken.code:#06x}: {taken.reason}"
     limits = draft.state.limits
+    if is_proving(draft.state):
+        proof_failed(draft, model, reason)
+        return
     if model.configure_failures >= limits.configure_retries_max or draft.state.closing:
         fail_load(draft, model, reason)
         return
@@ -172,10 +169,18 @@ def publish(draft: Draft, model: ModelState) -> None:
     data = {"alias": model.alias}
     draft.emit("model", model.number, "publish", generation=model.generation, data=data)
     draft.ask(PublishModel(model=model.number, generation=model.generation))
+    if is_proving(draft.state):
+        serve_again(draft)
 
 
 def fail_load(draft: Draft, model: ModelState, reason: str) -> None:
-    """Give up a load that has the device, and have its memory given back (G6, row 18)."""
+    """Give up a load that has the device, and have its memory given back (G6, row 18).
+
+    After a reset it is not a load that failed but the proof of the reset: the next rung follows.
+    """
+    if is_proving(draft.state):
+        proof_failed(draft, model, reason)
+        return
     lanes = [n for n, lane in draft.state.lanes.items() if lane.model == model.number]
     suspect(draft, [n for n in lanes if draft.state.lanes[n].state == "ready"], reason=reason)
     data = {"reason": reason, "release": True}

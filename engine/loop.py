@@ -47,6 +47,7 @@ from laneway.engine.inputs import (
     Input,
     LoadRequested,
     RequestSubmitted,
+    SubmitWithdrawn,
     TimePassed,
     UnloadRequested,
 )
@@ -61,7 +62,7 @@ from laneway.engine.state import State, initial_state
 from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
 from laneway.engine.timing import next_wake_ns
-from laneway.engine.wanted import is_wanted
+from laneway.engine.wanted import is_wanted, withdrawn_job
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
@@ -292,6 +293,8 @@ class Engine:
             self._conclude(effect)
         elif is_wanted(self._state, effect):
             self._device.execute(effect)
+        elif (job := withdrawn_job(self._state, effect)) is not None:
+            self._inbox.post(SubmitWithdrawn(job=job))
 
     def _deliver(self, effect: Deliver) -> None:
         stream = self._streams[effect.request]

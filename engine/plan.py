@@ -51,6 +51,8 @@ def inflight_ceiling(state: State) -> int:
     one whose word is not believed (R5.3, E11, E14, G12, G19).
     """
     facts = state.device.facts
+    if state.device.state == "recovering":
+        return 1  # golden and warm-up of what was configured anew
     if facts is None or state.device.state not in USABLE:
         return 0
     if state.device.state == "degraded" or state.device.ceiling_reason:

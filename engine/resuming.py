@@ -21,9 +21,12 @@ too, so that no chain of faults keeps a request running for ever. One that only 
 has lost nothing and stays where it is.
 """
 
+from typing import Any
+
 from laneway.engine.draft import Draft
 from laneway.engine.ending import fail
 from laneway.engine.errors import InternalError
+from laneway.engine.guilt import content_of
 from laneway.engine.reserving import evict_if_idle
 from laneway.engine.state import ModelState, RequestState
 
@@ -50,17 +53,18 @@ def suspend_request(
     if request.state in ("waiting", "suspended"):
         return True
     why = _may_not_go_on(request, suspect=suspect)
-    if why:
-        guilty = suspect and request.on_fault != "fail"
-        fail(draft, request, kind, f"{why}: {reason}", http_status=500 if guilty else 503)
-        return False
     lane = request.lane
-    data = {"reason": reason, "suspect": suspect, "tokens": len(request.tokens)}
+    data: dict[str, Any] = {"reason": reason, "suspect": suspect, "tokens": len(request.tokens)}
+    if suspect:
+        data["content"] = content_of(request.prompt)
     generation = draft.state.models[request.model].generation
     draft.emit("request", request.number, "suspend", generation=generation, data=data)
     if lane is not None:
         evict_if_idle(draft, lane)
-    return True
+    if why:
+        guilty = suspect and request.on_fault != "fail"
+        fail(draft, request, kind, f"{why}: {reason}", http_status=500 if guilty else 503)
+    return not why
 
 
 def _may_not_go_on(request: RequestState, *, suspect: bool) -> str:

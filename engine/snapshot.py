@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import attrs
 
+from laneway.engine.ladder import PROCESS
 from laneway.engine.state import State
 
 
@@ -39,7 +40,8 @@ class RequestView:
 class Health:
     """Liveness, readiness and why.
 
-    ``live``: the engine runs. ``ready``: a request would be served now.
+    ``live``: the engine runs. ``ready``: a request would be served now. ``restart``: this process
+    cannot bring the device back, a new one may (rung 7 of the ladder).
     """
 
     live: bool
@@ -47,11 +49,15 @@ class Health:
     device: str
     step: int
     reason: str
+    restart: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Snapshot:
-    """The state after one durable step. Counts are by state, as in the state machines."""
+    """The state after one durable step. Counts are by state, as in the state machines.
+
+    ``rung``: 7 or 8 once the device is lost, else 0.
+    """
 
     step: int
     at_ns: int
@@ -59,6 +65,7 @@ class Snapshot:
     epoch: int
     device: str
     reason: str
+    rung: int
     closing: bool
     models: tuple[ModelView, ...]
     requests: tuple[RequestView, ...]
@@ -83,6 +90,7 @@ class Snapshot:
             device=self.device,
             step=step,
             reason=reason,
+            restart=self.rung == PROCESS,
         )
 
 
@@ -95,6 +103,7 @@ def take_snapshot(state: State) -> Snapshot:
         epoch=state.device.epoch,
         device=state.device.state,
         reason=state.device.reason,
+        rung=state.device.lost_rung,
         closing=state.closing,
         models=tuple(
             ModelView(

@@ -24,6 +24,7 @@ from laneway.engine.inputs import (
     ArtifactValidated,
     DeviceFacts,
 )
+from laneway.engine.ladder import Ladder
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.statemachines import MACHINES, entity_name
@@ -81,6 +82,8 @@ class RequestState:
     requeues: int = 0
     suspicions: int = 0
     alone: bool = False
+    content: str = ""
+    """What it was accused under (guilt.py), "" if it never was."""
 
 
 @attrs.frozen
@@ -200,6 +203,12 @@ class ModelState:
     releasing: bool = False
     reason: str = ""
     configure_failures: int = 0
+    served: bool = False
+    """Whether it was ever ready: then a reset does not end its load."""
+
+    drain_again: bool = False
+    """It was draining when a reset took its generation."""
+
     reread_ns: int = 0
     rereading: bool = False
 
@@ -223,7 +232,8 @@ class DeviceState:
     """The device as the engine sees it, and the counts behind its budgets (E28).
 
     ``counter_differences``: comparisons in a row in which its counters differed from the ledger.
-    ``ceiling_reason``: why only one job may be in flight, "" if more may.
+    ``ceiling_reason``: why only one job may be in flight, "" if more may. ``health_ns``: when its
+    health was told last. ``lost_rung``: 7 where a new process may open it again, 8 where not.
     """
 
     state: str = "closed"
@@ -238,6 +248,8 @@ class DeviceState:
     counter_differences: int = 0
     counters_trusted: bool = True
     ceiling_reason: str = ""
+    health_ns: int = 0
+    lost_rung: int = 0
 
 
 @attrs.define
@@ -251,6 +263,7 @@ class State:
     now_ns: int = 0
     limits: Limits = attrs.Factory(Limits)
     device: DeviceState = attrs.Factory(DeviceState)
+    ladder: Ladder = attrs.Factory(Ladder)
     closing: bool = False
     models: dict[int, ModelState] = attrs.Factory(dict)
     aliases: dict[str, int] = attrs.Factory(dict)

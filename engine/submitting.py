@@ -10,15 +10,18 @@ stale epochs and device codes end in the device's end state.
 
 from laneway.engine.draft import Draft
 from laneway.engine.ending import fail
-from laneway.engine.faulting import absolve, judge_rest, lose_device
+from laneway.engine.faulting import absolve, judge_rest
 from laneway.engine.inputs import (
     JobProgressed,
     KvApplyFailed,
     SubmitAccepted,
     SubmitDoubtful,
     SubmitRefused,
+    SubmitWithdrawn,
 )
+from laneway.engine.ladder import CONFIGURATION, first_rung
 from laneway.engine.loading import fail_load
+from laneway.engine.recovering import begin
 from laneway.engine.reserving import evict_if_idle, rollback, suspect
 from laneway.engine.state import JobState, LaneState, RequestState, TrialRun
 
@@ -53,6 +56,20 @@ def doubt(draft: Draft, taken: SubmitDoubtful) -> None:
     draft.emit("job", job.number, "doubt", generation=job.generation, data=data)
 
 
+def withdraw(draft: Draft, taken: SubmitWithdrawn) -> None:
+    """Take back a job that was not handed over: its requests wait for another (G2)."""
+    job = draft.state.jobs.get(taken.job)
+    if job is None or job.state != "planned":
+        return
+    rollback(draft, job, applied=False)
+    draft.emit("buffer", job.buffer, "withdraw", generation=job.generation)
+    draft.emit("job", job.number, "withdraw", generation=job.generation)
+    absolve(draft, job)
+    for row in job.rows:
+        if job.origin == "request" and row.owner not in draft.state.requests:
+            evict_if_idle(draft, row.lane)
+
+
 def progress(draft: Draft, taken: JobProgressed) -> None:
     """Record that a long job was seen running."""
     job = draft.state.jobs.get(taken.job)
@@ -81,9 +98,11 @@ def refuse(draft: Draft, taken: SubmitRefused) -> None:
     elif kind == JOB_CLASS:
         _fail_spent_owners(draft, job, "device_refused", taken.reason)
         if device.refusals_in_a_row >= limits.submit_refusals_in_a_row_max:
-            lose_device(draft, f"{device.refusals_in_a_row} refusals in a row: {taken.reason}")
+            reason = f"{device.refusals_in_a_row} refusals in a row: {taken.reason}"
+            begin(draft, "submits refused (row 3)", CONFIGURATION, reason, code=taken.code)
     elif not busy:
-        lose_device(draft, taken.reason)
+        cause, rung = first_rung("call", taken.code, quiescent=True, kv_effect="none")
+        begin(draft, cause, rung, taken.reason, code=taken.code)
 
 
 def refuse_kv(draft: Draft, taken: KvApplyFailed) -> None:

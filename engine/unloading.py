@@ -7,8 +7,10 @@ verdict (row 13).
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth, ReleaseModel
-from laneway.engine.faulting import lose_device, requalify
+from laneway.engine.faulting import requalify
 from laneway.engine.inputs import HealthProbed, ModelReleased, ReleaseFailed
+from laneway.engine.ladder import CONFIGURATION
+from laneway.engine.recovering import begin
 from laneway.engine.state import ModelState, State
 
 
@@ -121,11 +123,8 @@ def release_failed(draft: Draft, taken: ReleaseFailed) -> None:
 
 
 def _release_ended_badly(draft: Draft, model: ModelState, reason: str) -> None:
-    """Fail the model and give up the device.
-
-    Level 2 and 3 resets would follow, and the budget is 0 (row 13).
-    """
+    """Fail the model and have the configuration of the device reset (row 13, E22)."""
     if model.state == "unloading":
         data = {"reason": reason}
         draft.emit("model", model.number, "fail", generation=model.generation, data=data)
-    lose_device(draft, f"model/{model.number}: {reason}")
+    begin(draft, "memory not given back (row 13)", CONFIGURATION, f"model/{model.number}: {reason}")

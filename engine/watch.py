@@ -18,7 +18,7 @@ from laneway.statemachines import MACHINES, Event
 from laneway.statemachines.coupling import broken_couplings
 
 PLANNABLE = ("serving", "degraded", "draining")
-"""Device states in which a job may be planned."""
+"""Device states in which a job may be planned; golden and warm-up also while `recovering`."""
 
 PLANNING = frozenset(
     {
@@ -136,6 +136,8 @@ class Watch:
                 self._take_model(event)
             case "device":
                 self._device = event.dest
+                if event.trigger == "recover" and event.epoch != self._last.get("epoch"):
+                    self._rises("epoch", (event.epoch,))
                 if event.trigger == "open":
                     self._rises("epoch", (event.epoch,))
                     self._rises("incarnation", (event.data["incarnation"],))
@@ -152,7 +154,8 @@ class Watch:
 
     def _take_job(self, step: Step, number: int, event: Event) -> None:
         if event.trigger == "plan":
-            if self._device not in PLANNABLE:
+            proof = self._device == "recovering" and event.data["origin"] != "request"
+            if self._device not in PLANNABLE and not proof:
                 said = f"step {step.step}: job/{number} on a {self._device} device"
                 raise InvariantError("I10", said)
             self._rises("job", (number,))
@@ -197,6 +200,8 @@ class Watch:
     def _take_model(self, event: Event) -> None:
         if event.trigger == "load":
             self._rises("model", event.entities)
+        elif event.trigger == "reconfigure":
+            self._rises("generation", (event.generation,))
         elif event.trigger == "accept":
             self._rises("generation", (event.generation,))
             first, count = event.data["lanes"]

@@ -48,7 +48,7 @@ PROMPT_TOKENS_MAX = 1 << 24
 
 KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
     {
-        "EngineStarted": (2, inputs.EngineStarted),
+        "EngineStarted": (3, inputs.EngineStarted),
         "LoadRequested": (1, inputs.LoadRequested),
         "ArtifactValidated": (3, inputs.ArtifactValidated),
         "ArtifactRefused": (1, inputs.ArtifactRefused),
@@ -64,6 +64,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "SubmitAccepted": (1, inputs.SubmitAccepted),
         "SubmitRefused": (1, inputs.SubmitRefused),
         "SubmitDoubtful": (1, inputs.SubmitDoubtful),
+        "SubmitWithdrawn": (1, inputs.SubmitWithdrawn),
         "KvApplyFailed": (1, inputs.KvApplyFailed),
         "KvApplied": (1, inputs.KvApplied),
         "JobProgressed": (1, inputs.JobProgressed),
@@ -75,6 +76,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "RestoreFailed": (1, inputs.RestoreFailed),
         "CountersRead": (1, inputs.CountersRead),
         "MemoryBuried": (1, inputs.MemoryBuried),
+        "ResetFinished": (1, inputs.ResetFinished),
         "CloseRequested": (1, inputs.CloseRequested),
         "DeviceClosed": (1, inputs.DeviceClosed),
     }

@@ -8,7 +8,7 @@ is terminal, quiescent, retired and the buffer restored and wiped, nobody on the
 memory for a new generation (R4.5, E5). Only `release` and `rebuild` make a used buffer free.
 """
 
-from laneway.statemachines.declare import RECOVERY, Edge, declare
+from laneway.statemachines.declare import Edge, declare
 
 BUFFER = declare(
     name="buffer",
@@ -27,7 +27,7 @@ BUFFER = declare(
         Edge("acquire", ("free",), "preparing", "planning.plan", "R4.3, E1, G3"),
         Edge("submit", ("preparing",), "submitted", "submitting.accept", "R4.3, G13"),
         Edge("refuse", ("preparing",), "free", "submitting.refuse", "R4.3, R7.4"),
-        Edge("withdraw", ("preparing",), "free", RECOVERY, "G2"),
+        Edge("withdraw", ("preparing",), "free", "submitting.withdraw", "G2"),
         Edge("run", ("submitted",), "running", "submitting.progress", "R4.3"),
         Edge(
             "complete",
@@ -53,6 +53,13 @@ BUFFER = declare(
             "G21",
             "the process that owned the memory is gone",
         ),
-        Edge("rebuild", ("quarantined", "free"), "free", RECOVERY, "R4.3, R4.5, G3, G12"),
+        Edge(
+            "rebuild",
+            ("quarantined", "free"),
+            "free",
+            "recovering.configured_again",
+            "R4.3, R4.5, G3, G12",
+            "new memory for a new generation",
+        ),
     ),
 )

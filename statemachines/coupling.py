@@ -86,8 +86,8 @@ COUPLINGS = (
     ),
     Coupling(
         ("job", "fault"),
-        (("lane", "suspect"),),
-        "after an exception nobody knows what is in the lanes",
+        (("lane", "suspect"), ("lane", "rollback")),
+        "after an exception nobody knows what is in the lanes, unless the device is sure of it",
         "R7.5, G14",
     ),
     Coupling(
@@ -98,8 +98,8 @@ COUPLINGS = (
     ),
     Coupling(
         ("model", "degrade"),
-        (("device", "suspect"), ("device", "lose")),
-        "a ready model loses its generation only by a device fault",
+        (("device", "reset"), ("device", "lose")),
+        "a model loses its generation only by a reset or with its device",
         "G5",
     ),
 )

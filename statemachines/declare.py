@@ -18,18 +18,12 @@ from types import MappingProxyType
 import attrs
 from transitions import Machine as TransitionsMachine
 
-RECOVERY = "the recovery ladder"
-"""Decider of edges that the reset budget of 0 keeps closed.
-
-Every fault ends in `lost` (G7) before they are reached.
-"""
-
 
 @attrs.frozen
 class Edge:
     """One declared transition: ``trigger`` moves an entity from any of ``sources`` to ``dest``.
 
-    ``by`` names the deciding function as module.function under engine/, or RECOVERY.
+    ``by`` names the deciding function as module.function under engine/.
     """
 
     trigger: str

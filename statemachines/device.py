@@ -1,13 +1,15 @@
 """The life of a device as the engine sees it: may it be given work (R14, G4, G7, G12).
 
-A fault or a suspected hang stops submissions at once (G4, `suspect`). What follows is the ladder's
-decision; with a reset budget of 0 it is `lost` (G7): nothing is submitted any more, readiness is
-false, every client is told. A slow device that turns out to be alive is absolved. While a buffer is
+A fault or a suspected hang stops submissions at once (G4, `suspect`). A slow device that turns out
+to be alive is absolved; for a fault the recovery ladder chooses a rung (`escalate`), resets, and
+proves what it did: only a verified reset leads on to `recovering`, only golden to `serving`. When
+the budgets are spent it is `lost` (G7): nothing is submitted any more, readiness is false, every
+client is told. While a buffer is
 quarantined or a lane unknown the device is `degraded`. A device is closed by drain, or by the
 process that finds it abandoned (G21).
 """
 
-from laneway.statemachines.declare import RECOVERY, Edge, declare
+from laneway.statemachines.declare import Edge, declare
 
 DEVICE = declare(
     name="device",
@@ -59,14 +61,22 @@ DEVICE = declare(
             for state in ("serving", "degraded", "draining")
         ),
         Edge("drain", ("serving", "degraded"), "draining", "closing.close", "R14.6"),
-        Edge("reset", ("suspect",), "resetting", RECOVERY, "R14.7, G2, G4"),
-        Edge("recover", ("resetting",), "recovering", RECOVERY, "G5"),
-        Edge("serve", ("recovering",), "serving", RECOVERY, "G5, E25"),
+        Edge(
+            "escalate",
+            ("suspect", "resetting", "recovering"),
+            "suspect",
+            "recovering.escalate",
+            "R14.7",
+            "a rung of the ladder is chosen: the first, or the next after one that did not help",
+        ),
+        Edge("reset", ("suspect",), "resetting", "recovering.run_reset", "R14.7, G2, G4"),
+        Edge("recover", ("resetting",), "recovering", "recovering.reset_finished", "G5"),
+        Edge("serve", ("recovering",), "serving", "recovering.serve_again", "G5, E25"),
         Edge(
             "lose",
             ("serving", "degraded", "suspect", "draining", "resetting", "recovering"),
             "lost",
-            "faulting.lose_device",
+            "recovering.lose_device",
             "G7, R14.6",
         ),
         Edge("shut", ("draining", "lost"), "closing", "closing.shut_if_idle", "D13"),

@@ -7,15 +7,12 @@ from collections.abc import Iterable
 
 from laneway.statemachines import MACHINES, Machine
 from laneway.statemachines.coupling import COUPLINGS
-from laneway.statemachines.declare import RECOVERY
 
 HEAD = """\
 # Lifecycles
 
 Generated from `statemachines/` by `laneway machines --markdown`; a test keeps it current.
-"Decided by" names the function under `engine/`. Edges decided by "{recovery}" are declared
-because the lifecycle has them, and stay closed while the reset budget is 0: every fault ends in
-device state `lost` (G7).
+"Decided by" names the function under `engine/`.
 """
 
 
@@ -30,7 +27,7 @@ def mermaid(machine: Machine) -> str:
 
 def markdown(machines: Iterable[Machine] = tuple(MACHINES.values())) -> str:
     """Return the whole page: per machine diagram, states and edges, then the couplings."""
-    parts = [HEAD.format(recovery=RECOVERY)]
+    parts = [HEAD]
     for machine in machines:
         parts += [
             f"## {machine.name}\n\n{machine.meaning[0].upper()}{machine.meaning[1:]}.\n",

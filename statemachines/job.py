@@ -9,7 +9,7 @@ decision names a job by the engine's own number; the device's ticket arrives wit
 accounted as stale and changes nothing (I5).
 """
 
-from laneway.statemachines.declare import RECOVERY, Edge, declare
+from laneway.statemachines.declare import Edge, declare
 
 JOB = declare(
     name="job",
@@ -33,7 +33,7 @@ JOB = declare(
         Edge("submit", ("planned",), "submitted", "submitting.accept", "G13, R2.4"),
         Edge("doubt", ("planned",), "uncertain", "submitting.doubt", "D6, E5"),
         Edge("refuse", ("planned",), "refused", "submitting.refuse", "R7.4, R14.2"),
-        Edge("withdraw", ("planned",), "withdrawn", RECOVERY, "G2"),
+        Edge("withdraw", ("planned",), "withdrawn", "submitting.withdraw", "G2"),
         Edge("complete", ("submitted",), "completed", "completing.complete", "R7.4, E7, E17"),
         Edge("fault", ("submitted", "uncertain"), "faulted", "faulting.fault", "R14.3, R14.5"),
         Edge("abort", ("submitted", "uncertain"), "aborted", "faulting.fault", "R14.4, E6"),
@@ -41,7 +41,7 @@ JOB = declare(
             "lose",
             ("planned", "submitted", "uncertain"),
             "lost",
-            "faulting.lose_device",
+            "recovering.lose_device",
             "R14.4, G7",
         ),
         Edge(

@@ -7,7 +7,7 @@ nobody knows what the device wrote, so the lane is `unknown` and leaves that sta
 generation is cleared (R7.5, G8, G14).
 """
 
-from laneway.statemachines.declare import RECOVERY, Edge, declare
+from laneway.statemachines.declare import Edge, declare
 
 LANE = declare(
     name="lane",
@@ -29,7 +29,7 @@ LANE = declare(
         Edge(
             "suspect", ("empty", "ready", "reserved"), "unknown", "reserving.suspect", "R7.5, G14"
         ),
-        Edge("clear", ("unknown",), "empty", RECOVERY, "G8, G12"),
+        Edge("clear", ("unknown",), "empty", "recovering.configured_again", "G8, G12"),
         Edge(
             "abandon",
             ("ready", "reserved"),

@@ -5,7 +5,7 @@ ready model. A model serves only after golden and warm-up passed in its present 
 E25, G5). It is unloaded only when its memory came back (E22).
 """
 
-from laneway.statemachines.declare import RECOVERY, Edge, declare
+from laneway.statemachines.declare import Edge, declare
 
 MODEL = declare(
     name="model",
@@ -37,8 +37,22 @@ MODEL = declare(
         ),
         Edge("configure", ("configuring",), "warming", "loading.configured", "R10.1, G12"),
         Edge("publish", ("warming",), "ready", "loading.publish", "R10.1, E21, E25"),
-        Edge("degrade", ("ready",), "recovering", "faulting.lose_device", "G5"),
-        Edge("rewarm", ("recovering",), "warming", RECOVERY, "G5"),
+        Edge(
+            "degrade",
+            ("ready", "draining", "configuring", "warming"),
+            "recovering",
+            "recovering.run_reset",
+            "G5",
+            "its generation ends with the reset; before it is ready again golden must pass",
+        ),
+        Edge(
+            "reconfigure",
+            ("recovering",),
+            "configuring",
+            "recovering.reset_finished",
+            "G5, G12",
+            "a verified reset: a new generation of the same load",
+        ),
         Edge("drain", ("ready",), "draining", "unloading.drain", "R10.1, R10.3"),
         Edge("unload", ("draining",), "unloading", "unloading.unload_if_idle", "R10.1, R10.3, G16"),
         Edge(
@@ -50,6 +64,14 @@ MODEL = declare(
             "its memory is not back yet: it is read once more after a while",
         ),
         Edge("linger", ("failed",), "failed", "unloading.released", "E22"),
+        Edge(
+            "release_again",
+            ("failed",),
+            "failed",
+            "recovering.reset_finished",
+            "E22, G6",
+            "a verified reset: what a failed load held can be given back now",
+        ),
         Edge(
             "reread",
             ("unloading",),

@@ -34,6 +34,7 @@ from laneway.engine.effects import (
     ReadCounters,
     ReleaseModel,
     RestoreBuffer,
+    RunReset,
     SubmitJob,
     SubmitRow,
     ValidateArtifact,
@@ -56,6 +57,7 @@ from laneway.engine.inputs import (
     KvApplyFailed,
     ModelConfigured,
     ModelReleased,
+    ResetFinished,
     RowResult,
     SubmitAccepted,
     SubmitDoubtful,
@@ -98,7 +100,7 @@ class FakeDevice:
     called after each answer, as another thread would come in between. ``bank`` is the device's word
     on each lane's sequence, moved by the KV operations alone, and every reservation is checked
     against it. ``verified`` names the capabilities that carry a record. ``order`` says which of the
-    running jobs ends next, by place.
+    running jobs ends next, by place. ``resets`` changes fields of the reports of the next resets.
     """
 
     clock: ManualClock = attrs.Factory(ManualClock)
@@ -119,6 +121,8 @@ class FakeDevice:
     submitted: list[SubmitJob] = attrs.Factory(list)
     closes: list[bool] = attrs.Factory(list)
     stopped: bool = False
+    resets: deque[dict[str, Any]] = attrs.Factory(deque)
+    epoch: int = 1
     skew: dict[str, int] = attrs.Factory(dict)
     _finished: int = 0
     _post: Callable[[Input], None] = attrs.field(default=lambda _: None)
@@ -283,6 +287,8 @@ class FakeDevice:
                 self.post(HealthProbed(health=healthy(self.clock.now_ns()), reason=""))
             case ReadCounters():
                 self.post(CountersRead(asked=effect.asked, counters=self.counters()))
+            case RunReset():
+                self._reset(effect)
             case CloseDevice():
                 self.closes.append(effect.abandon)
                 self.post(DeviceClosed(abandoned=effect.abandon, reason=""))
@@ -393,6 +399,37 @@ class FakeDevice:
         self._known.add(effect.model)
         self.post(self.artifact(effect.model))
 
+    def _reset(self, effect: RunReset) -> None:
+        """End what runs; the report is what ``resets`` makes of an honest one."""
+        before = self.epoch
+        told = self.resets.popleft() if self.resets else {}
+        if not told.get("code"):
+            self._running.clear()
+            self.epoch += effect.level in (0, 4)
+        report = ResetFinished(
+            level=effect.level,
+            code=0,
+            reason="",
+            quiesced=True,
+            verified=True,
+            wider=False,
+            epoch_before=before,
+            epoch_after=self.epoch,
+            claimed=0,
+            effects=0,
+            jobs_aborted=0,
+            jobs_unaccounted=0,
+            duration_ns=5,
+            used_bytes_before=(0,),
+            used_bytes_after=(0,),
+            health_before=healthy(self.clock.now_ns()),
+            health=attrs.evolve(healthy(self.clock.now_ns()), counters=self.counters()),
+            runtime_version="1",
+            driver_version="1",
+            firmware_version="1",
+        )
+        self.post(attrs.evolve(report, **told))
+
     def _configure(self, effect: ConfigureModel) -> None:
         for held in (
             self._bank,
@@ -413,7 +450,7 @@ class FakeDevice:
             ModelConfigured(
                 model=effect.model,
                 device_generation=7,
-                device_epoch=1,
+                device_epoch=self.epoch,
                 duration_ns=5,
                 used_bytes_before=(0,),
                 used_bytes_after=(100,),

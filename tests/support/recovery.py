@@ -13,7 +13,7 @@ import pytest
 from support.fake_device import healthy
 from support.rig import Rig
 
-from laneway.engine import faulting
+from laneway.engine import faulting, health
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ApplyKv
 from laneway.engine.inputs import DeviceFaulted, HealthProbed
@@ -49,7 +49,7 @@ class Recovery:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let engines answer faults by suspending, and a probe by resuming."""
     monkeypatch.setattr(faulting, "fault", _fault)
-    monkeypatch.setattr(faulting, "probed", _probed)
+    monkeypatch.setattr(health, "probed", _probed)
 
 
 def faulted(job: int | None) -> DeviceFaulted:
@@ -80,7 +80,8 @@ def _fault(draft: Draft, taken: DeviceFaulted) -> None:
             owners = [row.owner for row in job.rows]
         draft.emit("buffer", job.buffer, "quarantine", generation=job.generation)
         trigger = "fault" if number == taken.job and job.state != "planned" else "lose"
-        draft.emit("job", number, trigger, generation=job.generation)
+        data = {"kind": "ccu", "reason": taken.reason}
+        draft.emit("job", number, trigger, generation=job.generation, data=data)
     suspect(draft, sorted(state.lanes), reason=taken.reason)
     for number in sorted(state.requests):
         request = state.requests[number]
@@ -91,13 +92,15 @@ def _probed(draft: Draft, taken: HealthProbed) -> None:
     state = draft.state
     if taken.reason != "recovered" or state.device.state != "suspect":
         return
-    draft.device("reset")
+    draft.device("escalate", data={"cause": "told to", "rung": 4, "reason": "told to"})
+    draft.device("reset", data={"rung": 4, "level": 1, "stamps": 0})
+    generation = next(iter(state.models.values())).generation
     unknown = [n for n, lane in sorted(state.lanes.items()) if lane.state == "unknown"]
     if unknown:
-        draft.emit("lane", unknown, "clear")
+        draft.emit("lane", unknown, "clear", generation=generation)
     kept = [n for n, buffer in sorted(state.buffers.items()) if buffer.state == "quarantined"]
     if kept:
-        draft.emit("buffer", kept, "rebuild")
+        draft.emit("buffer", kept, "rebuild", generation=generation)
     draft.device("recover")
     draft.device("serve")
     for model in state.models.values():

@@ -39,11 +39,23 @@ class Submitted:
         )
 
 
+def without_resets(limits: Limits | None = None) -> Limits:
+    """Return limits under which no reset and no restart is left in the budget."""
+    return attrs.evolve(
+        limits if limits is not None else Limits(),
+        ccu_resets_max=0,
+        configuration_resets_max=0,
+        device_resets_max=0,
+        process_restarts_max=0,
+    )
+
+
 class Rig:
     """Drives one engine, one action at a time.
 
     The model ``m`` is loaded unless ``load`` is False. ``replays``: hold the journal against replay
-    at the close.
+    at the close. Without ``resets`` no reset is left in the budget, so that what is to be reset is
+    lost at once.
     """
 
     def __init__(
@@ -53,6 +65,7 @@ class Rig:
         device: FakeDevice | None = None,
         limits: Limits | None = None,
         load: bool = True,
+        resets: bool = False,
         wall_ns: int = 1_000,
     ) -> None:
         self.device = device if device is not None else FakeDevice()
@@ -65,7 +78,7 @@ class Rig:
         self.engine = Engine(
             device=self.device,
             journal=self.journal,
-            limits=limits,
+            limits=limits if resets else without_resets(limits),
             threads=False,
             wall_clock=lambda: self.wall_ns,
             draw_seed=lambda: 77,

@@ -1,0 +1,78 @@
+"""Suspects, guilt and poison: who fails alone, and what is refused afterwards (G15, 9.3)."""
+
+import attrs
+from support.fake_device import healthy
+from support.rig import Rig
+
+from laneway.engine import RequestRejectedError, Stream
+from laneway.engine.effects import SubmitJob
+from laneway.engine.inputs import Completed, DeviceFaulted, Input
+
+HOUR_NS = 3_600_000_000_000
+POISON = (6, 6, 6)
+CCU = 0x0604
+
+
+def poisoned(effect: SubmitJob, done: Completed) -> Input:
+    """Fail every job that has a row of the poison prompt; others end well."""
+    if not any(row.tokens[:3] == POISON for row in effect.rows):
+        return done
+    return DeviceFaulted(
+        job=effect.job,
+        ticket=done.ticket,
+        epoch=effect.epoch,
+        generation=effect.generation,
+        kind="ccu",
+        code=CCU,
+        quiescent=False,
+        kv_effect="unknown",
+        reason="bad command",
+        record=None,
+        health=attrs.evolve(healthy(0)),
+    )
+
+
+def kind_of(stream: Stream) -> tuple[str, int]:
+    error = stream.result().error
+    assert isinstance(error, RequestRejectedError)
+    return error.reason, error.http_status
+
+
+def test_what_fails_alone_again_ends_and_its_content_is_refused_for_an_hour() -> None:
+    rig = Rig(resets=True)
+    rig.device.on_result = poisoned
+    innocent = [rig.submit([2, number], seed=number, ignore_eos=True) for number in range(3)]
+    guilty = rig.submit(POISON, seed=5)
+    rig.run()
+    rig.check_answers(ended_early=[guilty])
+    assert [stream.result().error for stream in innocent] == [None] * 3
+    assert guilty.result().error is not None and "alone" in str(guilty.result().error)
+    again = rig.submit(POISON, seed=99)
+    rig.run()
+    assert kind_of(again) == ("poison", 422)
+    rig.device.clock.advance(HOUR_NS)
+    rig.device.on_result = None
+    later = rig.submit(POISON, seed=5, ignore_eos=True)
+    rig.run()
+    assert later.result().error is None
+    rig.check_idle()
+    rig.close()
+
+
+def test_who_gets_through_alone_is_pardoned() -> None:
+    """The same prompt twice under two faults an hour apart from each other is no poison."""
+    rig = Rig(resets=True)
+    for _ in range(3):
+        faults = iter([True])
+
+        def once(effect: SubmitJob, done: Completed, faults: object = faults) -> Input:
+            return poisoned(effect, done) if next(faults, False) else done  # type: ignore[call-overload]
+
+        rig.device.on_result = once
+        stream = rig.submit(POISON, seed=5, max_tokens=3, ignore_eos=True)
+        rig.run()
+        assert stream.result().error is None, stream.result()
+        assert rig.state.ladder.guilt == {}
+        rig.device.clock.advance(HOUR_NS // 4)
+    rig.check_answers()
+    rig.close()

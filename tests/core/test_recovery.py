@@ -1,0 +1,505 @@
+"""The recovery ladder on a device in plain Python (R14, G2, G5, G7, G12; 9.2, 9.3).
+
+Whatever the device does, a fault ends in service with the same text as without it, or, when the
+budgets are spent, in `lost` with everybody told. Every step is held against all invariants by the
+rig, and every journal against replay.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import attrs
+import pytest
+from support.fake_device import FakeDevice, healthy
+from support.rig import Rig
+from support.script import PROMPTS, TOKENS, small_artifact
+
+from laneway.engine import Limits, RequestRejectedError, Stream
+from laneway.engine.effects import ConfigureModel, ProbeHealth, RunReset
+from laneway.engine.inputs import (
+    ConfigureFailed,
+    DeviceFaulted,
+    HealthFacts,
+    HealthProbed,
+    Input,
+    JobStalled,
+    ResetFinished,
+)
+
+SECOND_NS = 1_000_000_000
+CCU, DMA, REJECTED, STICKY, WEDGED = 0x0604, 0x0605, 0x0601, 0x0804, 0x0802
+
+
+def begin(limits: Limits | None = None, **device: Any) -> Rig:
+    """Return a rig with resets in its budget and three requests handed in."""
+    rig = Rig(device=FakeDevice(artifact=small_artifact, **device), limits=limits, resets=True)
+    for number, prompt in enumerate(PROMPTS):
+        rig.submit(prompt, seed=number, max_tokens=TOKENS, ignore_eos=True)
+    return rig
+
+
+def points(stride: int = 1) -> Iterator[Rig]:
+    """Yield the script stopped after every so many actions."""
+    whole = begin().run()
+    for count in range(0, whole + 1, stride):
+        rig = begin()
+        assert rig.run_actions(count)
+        rig.replays = count % 11 == 0
+        yield rig
+
+
+def fault(rig: Rig, kind: str, code: int, **more: Any) -> DeviceFaulted:
+    """Return a fault of the job in flight, or of the device where the kind is of the device."""
+    job = next(iter(rig.state.jobs.values()), None)
+    taken = DeviceFaulted(
+        job=job.number if job is not None and kind not in ("device", "call") else None,
+        ticket=job.ticket if job is not None else 0,
+        epoch=rig.state.device.epoch,
+        generation=rig.state.models[1].generation,
+        kind=kind,
+        code=code,
+        quiescent=False,
+        kv_effect="unknown",
+        reason="told to",
+        record=None,
+        health=healthy(0),
+    )
+    return attrs.evolve(taken, **more)
+
+
+def run_to_job(rig: Rig) -> None:
+    """Run until the device has a job that it accepted."""
+    rig.run(until=lambda: any(job.state == "submitted" for job in rig.state.jobs.values()))
+
+
+def finish(rig: Rig) -> None:
+    """Run to the end: all is served, all texts are those of runs without a fault."""
+    rig.run()
+    assert rig.state.device.state == "serving", rig.state.device
+    assert rig.engine.ready()
+    assert rig.state.ladder.recovery is None and rig.state.ladder.breaker == "closed"
+    rig.check_answers(ended_early=refused(rig))
+    rig.check_idle()
+    rig.close()
+
+
+def refused(rig: Rig) -> list[Stream]:
+    """Return the streams of requests that came while the model was recovering (R14.1)."""
+    streams = [one.stream for one in rig.streams]
+    return [one for one in streams if is_refused(one)]
+
+
+def is_refused(stream: Stream) -> bool:
+    error = stream.result().error
+    return isinstance(error, RequestRejectedError) and error.reason == "model_not_ready"
+
+
+def levels(rig: Rig) -> list[int]:
+    """Return the levels of the resets that the device was asked for."""
+    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "expected"),
+    [
+        ("ccu", CCU, [1]),
+        ("dma", DMA, [1]),
+        ("aborted", 0x0606, [1]),
+        ("lost", 0x0607, [1]),
+        ("numeric", 0x0608, [2]),
+    ],
+)
+def test_a_fault_of_the_running_job_at_every_point(
+    kind: str, code: int, expected: list[int]
+) -> None:
+    hit = 0
+    for rig in points(stride=1 if kind == "ccu" else 2):
+        if not any(job.state == "submitted" for job in rig.state.jobs.values()):
+            continue
+        taken = fault(rig, kind, code)
+        rig.device.drop_jobs()
+        rig.interrupt(taken)
+        assert not rig.engine.ready()
+        generation = rig.state.models[1].generation
+        finish(rig)
+        assert levels(rig) == expected
+        if rig.events("model", "reconfigure"):
+            (event,) = rig.events("model", "reconfigure")
+            assert event.generation == generation + 1, "G12: a reset begins a new generation"
+        hit += 1
+    assert hit > 3
+
+
+@pytest.mark.parametrize("code", [STICKY, 0x0F01, 0x08FF])
+def test_a_fault_of_the_device_at_every_point(code: int) -> None:
+    for rig in points(stride=7):
+        epoch = rig.state.device.epoch
+        rig.interrupt(fault(rig, "device", code))
+        finish(rig)
+        assert levels(rig) == [4]
+        assert rig.state.device.epoch == epoch + 1
+
+
+def test_a_contained_exception_costs_a_buffer_and_no_reset() -> None:
+    """Row 6: the device is quiescent and sure that nothing was written."""
+    hit = 0
+    for rig in points():
+        if not any(job.state == "submitted" for job in rig.state.jobs.values()):
+            continue
+        (job,) = rig.state.jobs.values()
+        buffer = job.buffer
+        taken = fault(rig, "ccu", CCU, quiescent=True, kv_effect="none")
+        rig.device.drop_jobs()
+        rig.interrupt(taken)
+        assert rig.state.buffers[buffer].state == "quarantined"
+        assert rig.state.device.state == "degraded"
+        rig.run()
+        rig.check_answers()
+        assert levels(rig) == []
+        assert not rig.events("lane", "suspect"), "nothing is in doubt but the buffer"
+        rig.close()
+        hit += 1
+    assert hit > 5
+
+
+def test_a_second_exception_in_its_window_is_not_contained_any_more() -> None:
+    """Row 6: two within ten minutes lead to a reset of the CCU; further apart they do not."""
+    for apart_ns, expected in ((599 * SECOND_NS, [1]), (601 * SECOND_NS, [])):
+        rig = begin()
+        for _ in range(2):
+            run_to_job(rig)
+            taken = fault(rig, "ccu", CCU, quiescent=True, kv_effect="none")
+            rig.device.drop_jobs()
+            rig.interrupt(taken)
+            rig.run()
+            rig.device.clock.advance(apart_ns)
+            rig.submit([4, 4], seed=9, ignore_eos=True)
+        rig.run()
+        rig.check_answers()
+        assert levels(rig) == expected
+        rig.close()
+
+
+def test_a_confirmed_hang_is_reset() -> None:
+    """Row 8, E16: suspect, confirmed, reset; the others wait and are served."""
+    for stage in ("confirm", "cap"):
+        rig = begin()
+        run_to_job(rig)
+        (job,) = rig.state.jobs.values()
+        rig.device.holding = True
+        stalled = JobStalled(
+            job=job.number,
+            ticket=job.ticket,
+            stage=stage,
+            phase="exec",
+            age_ns=9,
+            progress_age_ns=9,
+        )
+        rig.interrupt(stalled)
+        rig.run(until=lambda rig=rig: bool(levels(rig)))  # type: ignore[misc]
+        rig.device.holding = False
+        finish(rig)
+        assert levels(rig) == [1]
+
+
+def test_rungs_are_climbed_until_one_helps() -> None:
+    """Rows 23, 24: what a reset says of itself is not believed; each failure is the next rung."""
+    lies: list[dict[str, Any]] = [
+        {"code": 0x0805, "reason": "failed"},
+        {"code": 0x0806, "reason": "refused"},
+        {"code": 0x0807, "reason": "unverified"},
+        {"health": None},
+        {"health": attrs.evolve(healthy(0), state="unhealthy")},
+        {"health": attrs.evolve(healthy(0), sticky=STICKY)},
+        {"used_bytes_after": (1 << 30,)},
+        {"epoch_after": 99},
+        {"health": attrs.evolve(healthy(0), counters=counters(submitted=3, finished=1))},
+    ]
+    for lie in lies:
+        rig = begin()
+        run_to_job(rig)
+        rig.device.resets.append(lie)
+        taken = fault(rig, "ccu", CCU)
+        rig.device.drop_jobs()
+        rig.interrupt(taken)
+        finish(rig)
+        assert levels(rig) == [1, 2], lie
+
+
+def counters(**told: int) -> tuple[tuple[str, int], ...]:
+    names = ("submitted", "pending", "running", "finished", "failed", "aborted")
+    return tuple((name, told.get(name, 0)) for name in names)
+
+
+def test_jobs_that_are_not_accounted_for_need_the_reset_of_the_device() -> None:
+    rig = begin()
+    run_to_job(rig)
+    rig.device.resets.append({"jobs_unaccounted": 1})
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    finish(rig)
+    assert levels(rig) == [1, 4]
+
+
+def test_golden_decides_whether_a_reset_helped() -> None:
+    """V6: golden that differs after a reset is the next rung, not a failed load."""
+    rig = begin()
+    run_to_job(rig)
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    rig.device.verdict = "token 3 differs"
+    rig.run(until=lambda: len(levels(rig)) == 2)
+    rig.device.verdict = "equal"
+    finish(rig)
+    assert levels(rig) == [1, 2]
+
+
+def test_a_configuration_that_fails_after_a_reset_is_the_next_rung() -> None:
+    rig = begin()
+    run_to_job(rig)
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+
+    def refuse(effect: ConfigureModel) -> Input | None:
+        del rig.device.overrides[ConfigureModel]
+        return ConfigureFailed(model=effect.model, code=0x0701, reason="told to")
+
+    rig.device.overrides[ConfigureModel] = refuse
+    finish(rig)
+    assert levels(rig) == [1, 2]
+
+
+def test_a_device_that_stays_broken_is_lost_within_its_budget() -> None:
+    """I10, G7: resets are bounded, every client is told once, readiness is false."""
+    rig = begin()
+    run_to_job(rig)
+    for _ in range(20):
+        rig.device.resets.append({"code": 0x0805, "reason": "failed"})
+    started_ns = rig.device.clock.now_ns()
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    rig.run()
+    assert levels(rig) == [1, 2, 4, 4, 4], "one climb, then the resets of the device in its budget"
+    assert rig.state.device.state == "lost" and not rig.engine.ready()
+    waited_ns = rig.device.clock.now_ns() - started_ns
+    assert waited_ns >= (60 + 120) * SECOND_NS, "R6 pauses 60 s, then 120 s"
+    (lost,) = rig.events("device", "lose")
+    assert lost.data["rung"] == 7
+    assert all(one.stream.result().error is not None for one in rig.streams)
+    rig.close()
+    assert rig.device.closes == [True], "D13: a device that is not well is left alone"
+
+
+def test_budgets_and_restarts_survive_the_process() -> None:
+    """E28: the fourth process in an hour finds no rung left but the last."""
+    steps: list[Any] = []
+    for process in range(4):
+        rig = Rig(device=FakeDevice(artifact=small_artifact), steps=steps, resets=True)
+        rig.device.resets.extend({"code": 0x0805, "reason": "failed"} for _ in range(9))
+        rig.submit([1, 2])
+        rig.interrupt(fault_of_device(rig))
+        rig.run()
+        assert rig.state.device.state == "lost"
+        assert rig.events("device", "lose")[-1].data["rung"] == (7 if process < 3 else 8)
+        assert levels(rig) == ([4, 4, 4] if process == 0 else []), "R6: three an hour"
+        rig.close()
+        steps = rig.steps
+
+
+def fault_of_device(rig: Rig) -> DeviceFaulted:
+    (model,) = rig.state.models.values()
+    return DeviceFaulted(
+        job=None,
+        ticket=0,
+        epoch=rig.state.device.epoch,
+        generation=model.generation,
+        kind="device",
+        code=STICKY,
+        quiescent=False,
+        kv_effect="unknown",
+        reason="told to",
+        record=None,
+        health=healthy(0),
+    )
+
+
+def test_a_budget_is_there_again_after_its_window() -> None:
+    rig = begin()
+    for round_ in range(4):
+        run_to_job(rig)
+        taken = fault(rig, "ccu", CCU)
+        rig.device.drop_jobs()
+        rig.interrupt(taken)
+        rig.run()
+        rig.device.clock.advance((1 if round_ != 2 else 1000) * SECOND_NS)
+        rig.submit([round_ + 1, 2], seed=round_, ignore_eos=True)
+    rig.run()
+    assert levels(rig) == [1, 1, 2, 1], "two of the CCU in ten minutes, then the next rung"
+    rig.close()
+
+
+@pytest.mark.parametrize("kind", ["wedged", "lost"])
+def test_a_device_that_is_gone_is_not_reset(kind: str) -> None:
+    """Row 16: no more calls, everybody is told, a new process is asked for."""
+    rig = begin()
+    rig.run_actions(20)
+    rig.post(HealthProbed(health=attrs.evolve(healthy(0), state=kind), reason=""))
+    rig.run()
+    assert rig.state.device.state == "lost" and levels(rig) == []
+    rig.close()
+
+
+def test_a_device_that_is_unwell_is_given_time_to_become_well() -> None:
+    """Row 14: no work meanwhile; after 30 s it is asked again, and that answer decides."""
+    for well, expected in ((True, []), (False, [4])):
+        rig = begin()
+        rig.run_actions(20)
+        unwell = attrs.evolve(healthy(0), state="unhealthy")
+        rig.interrupt(HealthProbed(health=unwell, reason=""))
+        assert rig.state.device.state == "suspect"
+        if not well:
+            rig.device.overrides[ProbeHealth] = partial(answer_once, rig, unwell)
+        started_ns = rig.device.clock.now_ns()
+        finish(rig)
+        assert levels(rig) == expected
+        assert rig.device.clock.now_ns() - started_ns >= 30 * SECOND_NS
+
+
+def answer_once(rig: Rig, health: HealthFacts, asked: ProbeHealth) -> Input:
+    del rig.device.overrides[ProbeHealth]
+    return HealthProbed(health=health, reason="")
+
+
+def test_advice_of_an_unwell_device_is_taken_at_once() -> None:
+    """Row 14: where the device says which reset it needs, that one is run."""
+    for advised, level in ((1, 1), (2, 2), (4, 4)):
+        rig = begin()
+        rig.run_actions(20)
+        unwell = attrs.evolve(healthy(0), state="unhealthy", advised=advised)
+        rig.interrupt(HealthProbed(health=unwell, reason=""))
+        finish(rig)
+        assert levels(rig) == [level]
+
+
+def test_versions_that_change_with_a_reset_end_the_service() -> None:
+    """Row 26: another firmware is another device; nothing is published on it."""
+    rig = begin()
+    run_to_job(rig)
+    rig.device.resets.append({"firmware_version": "2"})
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    rig.run()
+    assert rig.state.device.state == "lost"
+    assert rig.events("device", "lose")[-1].data["rung"] == 8
+    assert "firmware_version was 1, is 2" in rig.engine.health().reason
+    rig.close()
+
+
+def test_a_reset_by_another_process_is_taken_for_done_once() -> None:
+    """Row 22: the device is looked at, not reset; a second owner in ten minutes is the end."""
+    rig = begin()
+    rig.device.submits.append(0x0201)
+    rig.run()
+    rig.check_answers()
+    assert levels(rig) == [0] and rig.state.device.state == "serving"
+    rig.device.submits.append(0x0201)
+    rig.submit([7, 7], seed=3)
+    rig.run()
+    assert levels(rig) == [0] and rig.state.device.state == "lost"
+    assert "another owner" in rig.engine.health().reason
+    rig.close()
+
+
+def test_three_refusals_in_a_row_have_the_configuration_reset() -> None:
+    """Row 3."""
+    rig = begin()
+    rig.device.submits.extend([REJECTED] * 3)
+    rig.run()
+    assert levels(rig) == [2]
+    assert rig.state.device.state == "serving"
+    rig.close()
+
+
+def test_a_reset_waits_for_what_is_in_flight_and_withdraws_what_is_not() -> None:
+    """G2: a job that was not handed over is taken back, and its request is served later."""
+    withdrawn = 0
+    for rig in points():
+        if not any(job.state == "planned" for job in rig.state.jobs.values()):
+            continue
+        rig.interrupt(fault(rig, "device", STICKY))
+        finish(rig)
+        assert levels(rig) == [4]
+        withdrawn += len(rig.events("job", "withdraw"))
+    assert withdrawn > 5
+
+
+def test_a_drain_is_bounded() -> None:
+    """A job that does not end within the bound is given up by the reset (cascade guard)."""
+    rig = begin()
+    run_to_job(rig)
+    rig.device.holding = True
+    started_ns = rig.device.clock.now_ns()
+    rig.interrupt(fault(rig, "device", STICKY))
+    rig.run(until=lambda: bool(levels(rig)))
+    waited_ns = rig.device.clock.now_ns() - started_ns
+    assert 30 * SECOND_NS <= waited_ns < 31 * SECOND_NS
+    (reset,) = rig.events("device", "reset")
+    assert [job for job, _ in reset.data["jobs"]] == [rig.device.executed_jobs[-1].job]
+    rig.device.holding = False
+    finish(rig)
+
+
+def test_faults_in_the_middle_of_a_recovery_climb_and_end() -> None:
+    """A fault while golden runs after a reset reopens the breaker and counts double (9.3)."""
+    rig = begin()
+    run_to_job(rig)
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    rig.run(until=lambda: rig.state.device.state == "recovering" and bool(rig.device.running))
+    again = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(again)
+    finish(rig)
+    assert levels(rig) == [1, 2]
+    assert [event.data["stamps"] for event in rig.events("device", "reset")] == [1, 2]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_at_every_point_of_a_recovery(drain: bool) -> None:
+    def start() -> Rig:
+        rig = begin()
+        run_to_job(rig)
+        taken = fault(rig, "ccu", CCU)
+        rig.device.drop_jobs()
+        rig.interrupt(taken)
+        return rig
+
+    whole = start().run()
+    for count in range(0, whole, 5):
+        rig = start()
+        assert rig.run_actions(count)
+        rig.close(drain=drain)
+        if drain:
+            rig.check_answers()
+        assert all(one.stream.ended for one in rig.streams)
+
+
+def test_each_reset_has_a_record_before_and_after() -> None:
+    """E27, R14.7: cause, what was in flight, what was observed."""
+    rig = begin()
+    run_to_job(rig)
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    finish(rig)
+    (reset,) = rig.events("device", "reset")
+    assert reset.data["cause"].startswith("exception") and reset.data["rung"] == 4
+    after = [step.taken for step in rig.steps if isinstance(step.taken, ResetFinished)]
+    assert len(after) == 1 and after[0].health is not None and after[0].level == 1
