@@ -14,7 +14,8 @@ from laneway.engine.ladder import first_rung
 from laneway.engine.loading import fail_load
 from laneway.engine.recovering import begin
 from laneway.engine.reserving import evict_if_idle, suspect
-from laneway.engine.state import JobRow, JobState, is_end_token
+from laneway.engine.resuming import suspend_request
+from laneway.engine.state import JobRow, JobState, RequestState, is_end_token
 from laneway.engine.submitting import mark_submitted
 from laneway.engine.trials import judge_trial
 
@@ -99,16 +100,13 @@ def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:
     if request is None:
         evict_if_idle(draft, row.lane)
         return False
-    lane = draft.state.lanes[row.lane]
     if result.fault:
         message = f"no token can be drawn from its parameters ({result.fault})"
         fail(draft, request, "parameters", message, http_status=400)
         return False
-    if lane.state != "ready" or lane.length_tokens != row.to_tokens:
-        fail(draft, request, "kv_unknown", f"the KV of lane/{row.lane} is in doubt")
+    if row.to_tokens < request.prefill_tokens:  # a part of what it has: nothing was drawn
+        _keeps_lane(draft, request, row)
         return False
-    if row.to_tokens < request.prefill_tokens:
-        return False  # a part of what it already had: nothing was drawn
     if is_end_token(draft.state, request, result.token):
         finish(draft, request, "stop")
         return False
@@ -119,7 +117,17 @@ def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:
     elif count >= request.max_tokens:
         finish(draft, request, "length")
     else:
-        return request.state == "prefilling"
+        return _keeps_lane(draft, request, row) and request.state == "prefilling"
+    return False
+
+
+def _keeps_lane(draft: Draft, request: RequestState, row: JobRow) -> bool:
+    """Return whether a request goes on in its lane; in another one if its KV is in doubt (E17)."""
+    lane = draft.state.lanes[row.lane]
+    if lane.state == "ready" and lane.length_tokens == row.to_tokens:
+        return True
+    reason = f"the KV of lane/{row.lane} is not what the job should have left"
+    suspend_request(draft, request, reason, suspect=False, kind="kv_unknown")
     return False
 
 

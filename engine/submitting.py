@@ -23,6 +23,7 @@ from laneway.engine.ladder import CONFIGURATION, first_rung
 from laneway.engine.loading import fail_load
 from laneway.engine.recovering import begin
 from laneway.engine.reserving import evict_if_idle, rollback, suspect
+from laneway.engine.resuming import suspend_request
 from laneway.engine.state import JobState, LaneState, RequestState, TrialRun
 
 CAPACITY_CLASS = 0x03
@@ -120,7 +121,9 @@ def refuse_kv(draft: Draft, taken: KvApplyFailed) -> None:
 
 
 def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
-    """Take a lane out of use whose device side is not as decided, and end what it held (row 20).
+    """Take a lane out of use whose device side is not as decided (row 20).
+
+    What it held goes on in another lane, from its tokens.
 
     A lane that is reserved is not touched here: it was bound anew, and the list of its own job
     fails too.
@@ -133,7 +136,7 @@ def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
         fail_load(draft, model, f"the KV of a trial is in doubt: {reason}")
         return
     if owner is not None:
-        fail(draft, owner, "kv_unknown", f"its KV is in doubt: {reason}")
+        suspend_request(draft, owner, reason, suspect=False, kind="kv_unknown")
     judge_rest(draft, model, reason)
 
 
