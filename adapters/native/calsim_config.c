@@ -136,7 +136,7 @@ static const char *const KEYS[] = {
     "persona",         "dram_bytes",      "runtime_version", "driver_version",
     "firmware_version", "reset1",         "reset2",          "reset3", "reset4",
     "reset1_claims",   "reset2_claims",   "reset3_claims",   "reset4_claims",
-    "reset_interval"};
+    "reset_interval",  "board"};
 enum {
   PROFILE,
   SEED,
@@ -160,6 +160,7 @@ enum {
   RESET_1_CLAIMS,
   RESET_4_CLAIMS = RESET_1_CLAIMS + 3,
   RESET_INTERVAL,
+  BOARD,
   KEY_COUNT
 };
 
@@ -191,6 +192,9 @@ static bool set_key(calsim_config *c, int key, const char *value) {
     case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
     case RUNTIME: return take_version(value, c->runtime_version);
     case DRIVER: return take_version(value, c->driver_version);
+    case BOARD:
+      calsim_copy_text(c->board, sizeof c->board, value);
+      return *value != '\0' && strlen(value) < sizeof c->board;
     case RESET_INTERVAL: return calsim_parse_time(value, &c->reset_interval_ns);
     default: return take_version(value, c->firmware_version);
   }
@@ -256,6 +260,9 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   }
   free(copy);
   if (!seen[CHECKS]) out->checks = out->profile == CALSIM_PROFILE_TINY ? CALSIM_CHECK_ALL : 0;
+  calsim_scope *soft = &out->scopes[CALSIM_DEVICE_SOFT - 1];
+  if (out->board[0] != '\0' && !seen[RESET_4]) soft->does |= NPURT_FX_OTHER_PROCESS;
+  if (out->board[0] != '\0' && !seen[RESET_4_CLAIMS]) soft->yes |= NPURT_FX_OTHER_PROCESS;
   for (int key = H2D; key <= DECODE && status == NPURT_OK; ++key)
     if (seen[key] && out->profile != CALSIM_PROFILE_COST)
       status = calsim_error(NPURT_E_INVALID_ARG, "config: %s belongs to profile = cost", KEYS[key]);
