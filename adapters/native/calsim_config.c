@@ -136,7 +136,7 @@ static const char *const KEYS[] = {
     "persona",         "dram_bytes",      "runtime_version", "driver_version",
     "firmware_version", "reset1",         "reset2",          "reset3", "reset4",
     "reset1_claims",   "reset2_claims",   "reset3_claims",   "reset4_claims",
-    "reset_interval",  "board"};
+    "reset_interval",  "board",           "cancel"};
 enum {
   PROFILE,
   SEED,
@@ -161,6 +161,7 @@ enum {
   RESET_4_CLAIMS = RESET_1_CLAIMS + 3,
   RESET_INTERVAL,
   BOARD,
+  CANCEL,
   KEY_COUNT
 };
 
@@ -169,6 +170,7 @@ static bool set_key(calsim_config *c, int key, const char *value) {
                                          "tp2-b4", "tp2-b8", "tp2-b16"};
   static const char *const overlaps[] = {"0", "1", "2", "3"};
   static const char *const clocks[] = {"manual", "real", "virtual"};
+  static const char *const cancels[] = {"none", "queued", "any"};
   if (key >= RESET_1 && key <= RESET_4)
     return calsim_scope_take(&c->scopes[key - RESET_1], false, value);
   if (key >= RESET_1_CLAIMS && key <= RESET_4_CLAIMS)
@@ -192,6 +194,7 @@ static bool set_key(calsim_config *c, int key, const char *value) {
     case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
     case RUNTIME: return take_version(value, c->runtime_version);
     case DRIVER: return take_version(value, c->driver_version);
+    case CANCEL: return choose(value, cancels, 3, &c->cancel);
     case BOARD:
       calsim_copy_text(c->board, sizeof c->board, value);
       return *value != '\0' && strlen(value) < sizeof c->board;
@@ -236,6 +239,7 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   *out = (calsim_config){.scale = 1.0,
                          .dram_bytes = 16ull << 30,
                          .overlap = CALSIM_OVERLAP_FULL,
+                         .cancel = CALSIM_CANCEL_QUEUED,
                          .h2d_ns = 50000,
                          .d2h_ns = 50000,
                          .prefill = {8000000, 100000, 0},

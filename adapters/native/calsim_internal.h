@@ -174,6 +174,7 @@ typedef struct calsim_rate {
   uint64_t base_ns, each_ns, context_ns;
 } calsim_rate;
 
+enum { CALSIM_CANCEL_NONE, CALSIM_CANCEL_QUEUED, CALSIM_CANCEL_ANY }; /* which jobs it ends */
 enum { CALSIM_CCU = 1, CALSIM_CONFIGURATION, CALSIM_DYNAMIC_MEM, CALSIM_DEVICE_SOFT };
 #define CALSIM_FX_ALL ((1ull << 17) - 1)
 
@@ -189,6 +190,7 @@ typedef struct calsim_config {
   double scale;
   uint64_t seed, dram_bytes;
   bool strict, capture;
+  int cancel; /* CALSIM_CANCEL_* */
   uint32_t checks; /* CALSIM_CHECK_* */
   char runtime_version[64], driver_version[64], firmware_version[64];
   char persona[256]; /* path; empty: the board answers for itself */
@@ -570,6 +572,7 @@ struct calsim_job {
   npurt_ccu_exception ccu;
   bool working; /* in a phase, or about to begin the first; else it waits for its next one */
   bool over;    /* has left its last phase, known or not */
+  bool cancelled; /* while it ran: it ends with its phase */
   /* the faults that this job carries */
   bool faulty, fault_quiesces, hung;
   uint32_t fault_kv, release_level;

@@ -27,6 +27,8 @@
  *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
  *   reset1 .. reset4, reset1_claims .. reset4_claims, reset_interval: see Resets
  *   board         file of a board that several processes have, see Owners
+ *   cancel        which jobs npurt_job_cancel ends: none, queued (default), any: a running one ends
+ *                 with its phase, ABORTED, in D2H as ever; a hung one at once, unless release=never
  *
  * Overlap. Two command banks, ping and pong, each with the tensors of one job. Phases begin in the
  * order of the submits, as soon as what they take is free; a job waits in the state that it has.

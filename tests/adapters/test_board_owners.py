@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.second_owner import SecondOwner
 from support.native_board import (
     ABORTED,
     COMMIT,
@@ -23,6 +22,7 @@ from support.native_board import (
     OpenBoard,
     Pair,
 )
+from support.second_owner import SecondOwner
 
 from laneway.adapters import npurt
 from laneway.adapters.npurt import Code

@@ -238,6 +238,11 @@ class Board:
         self.ok("npurt_job_poll", self.device, ticket, c.byref(state))
         return int(state.state)
 
+    def flags(self, ticket: int) -> int:
+        state = npurt.JobState()
+        self.ok("npurt_job_poll", self.device, ticket, c.byref(state))
+        return int(state.h.flags)
+
     def result(self, ticket: int) -> npurt.Completion:
         completion = npurt.Completion()
         self.ok("npurt_job_result", self.device, ticket, c.byref(completion))
