@@ -33,6 +33,7 @@ BOARD_KEYS = (
     *("seed", "clock", "scale", "strict", "capture", "checks", "overlap", "dram_bytes"),
     *("h2d", "d2h", "prefill", "decode", "persona"),
     *("runtime_version", "driver_version", "firmware_version", "reset_interval"),
+    *("board", "cancel"),
     *(f"reset{level}{claims}" for level in range(1, 5) for claims in ("", "_claims")),
 )
 KEYS = (*BOARD_KEYS, "faults", "records")

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 enum { BOARD_MASK = (1 << CALSIM_CHIPS) - 1 };
+enum { EXCLUSIVE = 1 }; /* flag of npurt_open_params */
 
 npurt_status npurt_device_count(uint32_t *count) {
   if (count == NULL) return calsim_error(NPURT_E_INVALID_ARG, "device_count: count is NULL");
@@ -78,6 +79,7 @@ static void free_device(calsim_device *d) {
     if (d->chips[chip].fd >= 0) close(d->chips[chip].fd);
   if (d->scratch != NULL) munmap(d->scratch, CALSIM_SCRATCH_BYTES);
   if (d->scratch_fd >= 0) close(d->scratch_fd);
+  calsim_shared_close(d);
   free(d->objects.entries);
   free(d->plan.rules);
   calsim_log_free(&d->log);
@@ -141,8 +143,9 @@ npurt_status npurt_device_open(const npurt_open_params *p, npurt_device **out) {
   d->parallel = config.overlap >= CALSIM_OVERLAP_H2D;
   for (uint32_t chip = 0; chip < CALSIM_CHIPS; ++chip) d->chips[chip].fd = -1;
   init_locks(d);
-  d->scratch_fd = -1;
-  status = calsim_caps_load(d);
+  d->scratch_fd = d->shared_fd = -1;
+  status = calsim_shared_open(d, (p->h.flags & EXCLUSIVE) != 0);
+  if (status == NPURT_OK) status = calsim_caps_load(d);
   if (status == NPURT_OK) status = make_chips(d);
   if (status == NPURT_OK) status = make_scratch(d);
   if (status == NPURT_OK) status = calsim_engine_start(d);

@@ -84,6 +84,12 @@ static npurt_cap own_answer(const calsim_config *config, uint32_t i) {
     cap.value = config->overlap;
     note = overlaps[config->overlap];
   }
+  if (cap.id == NPURT_CAP_CANCEL && config->cancel != CALSIM_CANCEL_QUEUED) {
+    bool any = config->cancel == CALSIM_CANCEL_ANY;
+    cap.support = any ? YES : NO;
+    cap.value = any;
+    note = any ? "a running job ends with its phase" : "";
+  }
   uint32_t batch = calsim_profile_limits(config->profile).batch;
   if (cap.id == NPURT_CAP_BATCH_LANES && batch != 0) cap.value = batch;
   calsim_copy_text(cap.scope, sizeof cap.scope, SCOPE);

@@ -26,11 +26,16 @@ uint64_t calsim_host_ns_of(const calsim_device *d, uint64_t device_ns) {
   return wait > 1e18 ? d->base_host_ns + 1000000000000000000u : d->base_host_ns + (uint64_t)wait;
 }
 
-struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns) {
-  /* Never wake before the device clock has got there. */
-  uint64_t ns = calsim_host_ns_of(d, device_ns) + 1;
+static struct timespec to_timespec(uint64_t ns) {
   return (struct timespec){.tv_sec = (time_t)(ns / 1000000000u),
                            .tv_nsec = (long)(ns % 1000000000u)};
+}
+
+struct timespec calsim_host_in(uint64_t ns) { return to_timespec(calsim_host_now() + ns); }
+
+struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns) {
+  /* Never wake before the device clock has got there. */
+  return to_timespec(calsim_host_ns_of(d, device_ns) + 1);
 }
 
 bool calsim_spend(calsim_device *d, uint64_t ns) {

@@ -136,7 +136,7 @@ static const char *const KEYS[] = {
     "persona",         "dram_bytes",      "runtime_version", "driver_version",
     "firmware_version", "reset1",         "reset2",          "reset3", "reset4",
     "reset1_claims",   "reset2_claims",   "reset3_claims",   "reset4_claims",
-    "reset_interval"};
+    "reset_interval",  "board",           "cancel"};
 enum {
   PROFILE,
   SEED,
@@ -160,6 +160,8 @@ enum {
   RESET_1_CLAIMS,
   RESET_4_CLAIMS = RESET_1_CLAIMS + 3,
   RESET_INTERVAL,
+  BOARD,
+  CANCEL,
   KEY_COUNT
 };
 
@@ -168,6 +170,7 @@ static bool set_key(calsim_config *c, int key, const char *value) {
                                          "tp2-b4", "tp2-b8", "tp2-b16"};
   static const char *const overlaps[] = {"0", "1", "2", "3"};
   static const char *const clocks[] = {"manual", "real", "virtual"};
+  static const char *const cancels[] = {"none", "queued", "any"};
   if (key >= RESET_1 && key <= RESET_4)
     return calsim_scope_take(&c->scopes[key - RESET_1], false, value);
   if (key >= RESET_1_CLAIMS && key <= RESET_4_CLAIMS)
@@ -191,6 +194,10 @@ static bool set_key(calsim_config *c, int key, const char *value) {
     case DRAM_BYTES: return calsim_parse_u64(value, &c->dram_bytes) && c->dram_bytes > 0;
     case RUNTIME: return take_version(value, c->runtime_version);
     case DRIVER: return take_version(value, c->driver_version);
+    case CANCEL: return choose(value, cancels, 3, &c->cancel);
+    case BOARD:
+      calsim_copy_text(c->board, sizeof c->board, value);
+      return *value != '\0' && strlen(value) < sizeof c->board;
     case RESET_INTERVAL: return calsim_parse_time(value, &c->reset_interval_ns);
     default: return take_version(value, c->firmware_version);
   }
@@ -232,6 +239,7 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   *out = (calsim_config){.scale = 1.0,
                          .dram_bytes = 16ull << 30,
                          .overlap = CALSIM_OVERLAP_FULL,
+                         .cancel = CALSIM_CANCEL_QUEUED,
                          .h2d_ns = 50000,
                          .d2h_ns = 50000,
                          .prefill = {8000000, 100000, 0},
@@ -256,6 +264,9 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
   }
   free(copy);
   if (!seen[CHECKS]) out->checks = out->profile == CALSIM_PROFILE_TINY ? CALSIM_CHECK_ALL : 0;
+  calsim_scope *soft = &out->scopes[CALSIM_DEVICE_SOFT - 1];
+  if (out->board[0] != '\0' && !seen[RESET_4]) soft->does |= NPURT_FX_OTHER_PROCESS;
+  if (out->board[0] != '\0' && !seen[RESET_4_CLAIMS]) soft->yes |= NPURT_FX_OTHER_PROCESS;
   for (int key = H2D; key <= DECODE && status == NPURT_OK; ++key)
     if (seen[key] && out->profile != CALSIM_PROFILE_COST)
       status = calsim_error(NPURT_E_INVALID_ARG, "config: %s belongs to profile = cost", KEYS[key]);

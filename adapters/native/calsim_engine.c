@@ -11,6 +11,7 @@
 #include <string.h>
 
 enum { SPIN_NS = 20000 }; /* below this a sleep overshoots more than it saves */
+enum { LOOK_NS = 50000000 }; /* how often a shared board is looked at while a phase lasts */
 
 /* ---- queue ----------------------------------------------------------------------------- */
 
@@ -124,13 +125,15 @@ bool calsim_computes(const calsim_device *d) {
 
 /* ---- firing ---------------------------------------------------------------------------- */
 
-/* Real clock: sleep until the event is due, or the job is to be given up. */
+/* Real clock: sleep until the event is due, or the job is to be given up, or another process has
+ * reset the board. */
 static void sleep_until(calsim_device *d, uint64_t due, const calsim_job *job) {
   for (;;) {
     uint64_t now = calsim_host_now(), target = calsim_host_ns_of(d, due) + 1;
-    if (now >= target || d->closing || atomic_load(&job->abort)) return;
+    if (now >= target || d->closing || atomic_load(&job->abort) || calsim_shared_moved(d)) return;
     if (target - now > SPIN_NS) {
       struct timespec until = calsim_host_time(d, due);
+      if (d->shared_fd >= 0 && target - now > LOOK_NS) until = calsim_host_in(LOOK_NS);
       pthread_cond_timedwait(&d->work, &d->lock, &until);
     } else {
       calsim_suspend(d);
@@ -188,12 +191,14 @@ uint32_t calsim_fire(calsim_device *d, uint32_t bank) {
   npurt_status status = work_of(job, event.kind, &tensor);
   calsim_resume(d);
   if (calsim_is_real(d)) sleep_until(d, event.time, job);
-  if (!atomic_load(&job->abort) && !d->closing) {
+  bool moved = calsim_shared_moved(d); /* then nobody may believe what the phase did */
+  if (!atomic_load(&job->abort) && !d->closing && !moved) {
     calsim_settle(d, job, event.kind, status, tensor);
     calsim_engine_next(d);
   }
   d->busy[of_bank] = false;
   pthread_cond_broadcast(&d->changed);
+  if (moved) calsim_shared_sync(d);
   return event.kind;
 }
 

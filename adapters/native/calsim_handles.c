@@ -98,6 +98,7 @@ static calsim_device *enter_slot(const void *handle, calsim_kind kind) {
       d = NULL;
     }
   }
+  if (d != NULL) calsim_shared_sync(d);
   if (d == NULL)
     calsim_error(NPURT_E_BAD_HANDLE, "handle %p is not alive, or of another kind", handle);
   return d;

@@ -174,6 +174,7 @@ typedef struct calsim_rate {
   uint64_t base_ns, each_ns, context_ns;
 } calsim_rate;
 
+enum { CALSIM_CANCEL_NONE, CALSIM_CANCEL_QUEUED, CALSIM_CANCEL_ANY }; /* which jobs it ends */
 enum { CALSIM_CCU = 1, CALSIM_CONFIGURATION, CALSIM_DYNAMIC_MEM, CALSIM_DEVICE_SOFT };
 #define CALSIM_FX_ALL ((1ull << 17) - 1)
 
@@ -189,9 +190,11 @@ typedef struct calsim_config {
   double scale;
   uint64_t seed, dram_bytes;
   bool strict, capture;
+  int cancel; /* CALSIM_CANCEL_* */
   uint32_t checks; /* CALSIM_CHECK_* */
   char runtime_version[64], driver_version[64], firmware_version[64];
   char persona[256]; /* path; empty: the board answers for itself */
+  char board[256];   /* path of what processes share of one board; empty: nothing */
   calsim_scope scopes[4]; /* by reset level - 1 */
   uint64_t reset_interval_ns; /* between two resets of level 4 */
 } calsim_config;
@@ -569,6 +572,7 @@ struct calsim_job {
   npurt_ccu_exception ccu;
   bool working; /* in a phase, or about to begin the first; else it waits for its next one */
   bool over;    /* has left its last phase, known or not */
+  bool cancelled; /* while it ran: it ends with its phase */
   /* the faults that this job carries */
   bool faulty, fault_quiesces, hung;
   uint32_t fault_kv, release_level;
@@ -632,6 +636,8 @@ uint64_t calsim_host_now(void);
 uint64_t calsim_host_ns_of(const calsim_device *d, uint64_t device_ns);
 /* Host time (CLOCK_MONOTONIC) at which a real device clock shows this. */
 struct timespec calsim_host_time(const calsim_device *d, uint64_t device_ns);
+/* So much later than now. */
+struct timespec calsim_host_in(uint64_t ns);
 npurt_status calsim_engine_start(calsim_device *d);
 void calsim_engine_stop(calsim_device *d);
 /* Let every job go on whose next phase has its resources free. */
@@ -733,6 +739,8 @@ struct calsim_device {
   uint32_t leak_count;
   uint32_t foreign_pid; /* another process has the board until then; 0: it is ours */
   uint64_t foreign_until_ns;
+  int shared_fd; /* with board=, else -1 */
+  uint32_t shared_owner;
 };
 
 /* calsim_levels.c: what each reset level does and claims; words for effects, joined by +. */
@@ -747,6 +755,15 @@ void calsim_foreign_reset(calsim_device *d, uint32_t pid);
 npurt_status calsim_check_owner(calsim_device *d);
 void calsim_take_away(calsim_device *d, const calsim_rule *rule);
 void calsim_describe_now(calsim_device *d, npurt_device_desc *out);
+
+/* calsim_shared.c: open and close what a board shares with other processes; has another one reset
+ * it? Take notice of that, with nothing running in the caller; the next epoch, or, foreign, the one
+ * that another process began. */
+npurt_status calsim_shared_open(calsim_device *d, bool exclusive);
+void calsim_shared_close(calsim_device *d);
+bool calsim_shared_moved(const calsim_device *d);
+void calsim_shared_sync(calsim_device *d);
+uint64_t calsim_shared_epoch(calsim_device *d, bool foreign);
 
 /* calsim_caps.c: take the answers of the configuration or its persona. */
 npurt_status calsim_caps_load(calsim_device *d);

@@ -478,21 +478,38 @@ npurt_status npurt_job_result(npurt_device *handle, npurt_ticket ticket, npurt_c
   return status;
 }
 
+static npurt_status check_cancel(const calsim_device *d, const calsim_job *job) {
+  if (d->config.cancel == CALSIM_CANCEL_NONE)
+    return calsim_error(NPURT_E_UNSUPPORTED, "this board cancels nothing");
+  if (job->state == NPURT_JOB_QUEUED) return NPURT_OK;
+  if (job->state < NPURT_JOB_DONE && d->config.cancel == CALSIM_CANCEL_ANY) return NPURT_OK;
+  return calsim_error(NPURT_E_CANCEL_TOO_LATE, "job %llu has %s", (unsigned long long)job->ticket,
+                      job->state < NPURT_JOB_DONE ? "begun" : "ended");
+}
+
+/* Not at work in a phase? What hangs for good is not ended by this either, nor on a sick device. */
+static bool ends_at_once(const calsim_device *d, const calsim_job *job) {
+  if (job->hung) return job->release_level != 0 && !calsim_is_sick(d);
+  return job->state == NPURT_JOB_QUEUED || (!job->working && !job->over);
+}
+
 npurt_status npurt_job_cancel(npurt_device *handle, npurt_ticket ticket) {
   calsim_device *d = calsim_lock(handle, CALSIM_DEVICE);
   if (d == NULL) return NPURT_E_BAD_HANDLE;
   calsim_job *job = calsim_job_of(d, ticket);
-  npurt_status status = job == NULL ? NPURT_E_STALE_TICKET : NPURT_OK;
-  if (job != NULL && job->state != NPURT_JOB_QUEUED)
-    status =
-        calsim_error(NPURT_E_CANCEL_TOO_LATE, "job %llu has begun", (unsigned long long)ticket);
+  npurt_status status = job == NULL ? NPURT_E_STALE_TICKET : check_cancel(d, job);
   if (job != NULL)
     calsim_trace(d, "cancel job=%llu code=0x%04x", (unsigned long long)job->ordinal,
                  (unsigned)status);
   if (status == NPURT_OK) {
-    calsim_job_end(d, job, NPURT_JOB_ABORTED, NPURT_E_JOB_ABORTED, CALSIM_KV_NONE,
-                   CALSIM_FLAG_QUIESCENT | CALSIM_FLAG_CANCEL_SEEN);
-    calsim_engine_next(d);
+    job->flags |= CALSIM_FLAG_CANCEL_SEEN;
+    job->cancelled = true;
+    if (ends_at_once(d, job)) {
+      calsim_job_end(d, job, NPURT_JOB_ABORTED, NPURT_E_JOB_ABORTED,
+                     job->state >= NPURT_JOB_EXEC ? CALSIM_KV_UNKNOWN : CALSIM_KV_NONE,
+                     CALSIM_FLAG_QUIESCENT);
+      calsim_engine_next(d);
+    }
   }
   calsim_unlock(d);
   return status;

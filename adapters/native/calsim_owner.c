@@ -26,7 +26,9 @@ void calsim_take_away(calsim_device *d, const calsim_rule *rule) {
 void calsim_describe_now(calsim_device *d, npurt_device_desc *out) {
   calsim_describe(&d->config, out);
   out->owner_known = 1;
-  out->owner_pid = is_foreign(d) ? d->foreign_pid : (uint32_t)getpid();
+  out->owner_pid = is_foreign(d)        ? d->foreign_pid
+                   : d->shared_fd >= 0 ? d->shared_owner
+                                        : (uint32_t)getpid();
   char *const told[] = {out->runtime_version, out->driver_version, out->firmware_version};
   if (d->told_field != 0)
     calsim_copy_text(told[d->told_field - 1], sizeof out->runtime_version, d->told_version);

@@ -169,8 +169,19 @@ static void settle_d2h(calsim_device *d, calsim_job *job, npurt_status status, u
                  CALSIM_KV_APPLIED, flags | (status == NPURT_OK ? CALSIM_FLAG_OUTPUT_VALID : 0));
 }
 
+/* A job that was cancelled while it ran: it goes no further, and has come to rest. */
+static bool settle_cancelled(calsim_device *d, calsim_job *job, uint32_t kind) {
+  if (!job->cancelled || (kind != NPURT_SIM_EVENT_H2D_END && kind != NPURT_SIM_EVENT_EXEC_END))
+    return false;
+  calsim_job_end(d, job, NPURT_JOB_ABORTED, NPURT_E_JOB_ABORTED,
+                 kind == NPURT_SIM_EVENT_H2D_END ? CALSIM_KV_NONE : CALSIM_KV_UNKNOWN,
+                 CALSIM_FLAG_QUIESCENT);
+  return true;
+}
+
 void calsim_settle(calsim_device *d, calsim_job *job, uint32_t kind, npurt_status status,
                    uint32_t tensor) {
+  if (settle_cancelled(d, job, kind)) return;
   switch (kind) {
     case NPURT_SIM_EVENT_H2D_END: settle_h2d(d, job, status, tensor); break;
     case NPURT_SIM_EVENT_EXEC_END: settle_exec(d, job); break;

@@ -134,11 +134,14 @@ static void reset_counters(calsim_device *d, npurt_reset_report *report) {
   report->effects_seen |= NPURT_FX_RESETS_COUNTERS;
 }
 
-static void new_epoch(calsim_device *d, const char *by, npurt_reset_report *report) {
-  ++d->epoch;
+static void new_epoch(calsim_device *d, bool foreign, npurt_reset_report *report) {
+  uint64_t before = d->epoch;
+  d->epoch = calsim_shared_epoch(d, foreign);
+  if (d->epoch == before) d->epoch = calsim_shared_epoch(d, false); /* by a fault alone */
   report->effects_seen |= NPURT_FX_NEW_EPOCH;
+  if (d->shared_fd >= 0 && !foreign) report->effects_seen |= NPURT_FX_OTHER_PROCESS;
   calsim_event(d, NPURT_EV_EPOCH, 0, 0, NPURT_OK, "epoch %llu after a device reset%s",
-               (unsigned long long)d->epoch, by);
+               (unsigned long long)d->epoch, foreign ? " by another process" : "");
 }
 
 static void unmap_host(calsim_device *d, npurt_reset_report *report) {
@@ -158,7 +161,7 @@ static void cure(calsim_device *d, uint32_t level, npurt_reset_report *report) {
   if (sick && !calsim_is_sick(d)) report->effects_seen |= NPURT_FX_CLEARS_STICKY;
 }
 
-static void run_effects(calsim_device *d, uint32_t level, uint64_t effects, const char *by,
+static void run_effects(calsim_device *d, uint32_t level, uint64_t effects, bool foreign,
                         npurt_reset_report *report) {
   end_jobs(d, level, effects, report);
   if ((effects & FX_KV) != 0) doubt_kv(d, report);
@@ -173,7 +176,7 @@ static void run_effects(calsim_device *d, uint32_t level, uint64_t effects, cons
     d->told_field = 0;
     report->effects_seen |= NPURT_FX_RELOADS_FIRMWARE;
   }
-  if ((effects & NPURT_FX_NEW_EPOCH) != 0) new_epoch(d, by, report);
+  if ((effects & NPURT_FX_NEW_EPOCH) != 0) new_epoch(d, foreign, report);
   if (level == CALSIM_CCU) d->level1_done = true;
 }
 
@@ -186,8 +189,7 @@ void calsim_foreign_reset(calsim_device *d, uint32_t pid) {
     calsim_event(d, NPURT_EV_OWNER, 0, 0, NPURT_OK, "reset by process %u", pid);
   else
     calsim_event(d, NPURT_EV_OWNER, 0, 0, NPURT_OK, "reset by another process");
-  run_effects(d, CALSIM_DEVICE_SOFT, soft.does | NPURT_FX_NEW_EPOCH | FX_CONFIG,
-              " by another process", &report);
+  run_effects(d, CALSIM_DEVICE_SOFT, soft.does | NPURT_FX_NEW_EPOCH | FX_CONFIG, true, &report);
   d->resetting = false;
   pthread_cond_broadcast(&d->changed);
   pthread_cond_broadcast(&d->work);
@@ -269,7 +271,7 @@ static npurt_status run_admitted(calsim_device *d, const npurt_reset_params *p,
   if (rule.kind == CALSIM_RESET_WIDE) effects |= rule.effects;
   effects = within_chips(d, p, effects);
   calsim_trace(d, "reset level=%u", p->level);
-  run_effects(d, p->level, effects, "", report);
+  run_effects(d, p->level, effects, false, report);
   ++d->totals.resets[p->level - 1];
   note_wider_scope(d, p, configured, report);
   if (rule.kind == CALSIM_RESET_WIDE && rule.tells) report->h.flags |= REPORT_WIDER;

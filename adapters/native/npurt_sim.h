@@ -26,6 +26,9 @@
  *   dram_bytes    per chip (17179869184)
  *   runtime_version, driver_version, firmware_version: dotted numbers (0.1.0)
  *   reset1 .. reset4, reset1_claims .. reset4_claims, reset_interval: see Resets
+ *   board         file of a board that several processes have, see Owners
+ *   cancel        which jobs npurt_job_cancel ends: none, queued (default), any: a running one ends
+ *                 with its phase, ABORTED, in D2H as ever; a hung one at once, unless release=never
  *
  * Overlap. Two command banks, ping and pong, each with the tensors of one job. Phases begin in the
  * order of the submits, as soon as what they take is free; a job waits in the state that it has.
@@ -56,7 +59,14 @@
  *       source=device|vendor|header|record|inferred|simulated [value=N] [note=TEXT to the end]
  * on one line, each capability at most once. What it does not say is unknown, C3, inferred.
  *
- * Every open is a board of its own, always "board 0"; boards of one process share nothing but the
+ * Owners. With board=FILE all opens that name the file, in any process, are of one board: the file
+ * says its epoch and who opened or reset it last, and is made where it is not there. An exclusive
+ * open (flag EXCLUSIVE) is DEVICE_OWNED while anybody has the board, any open while one has it for
+ * itself; a process that dies has it no more. A reset that begins a new epoch does so for all: at
+ * its next call each other open loses its jobs, its configuration and its KV, with the events OWNER
+ * and EPOCH, and what was built for the old epoch is STALE_EPOCH. Nothing else is shared.
+ *
+ * But for that every open is a board of its own, always "board 0"; boards of one process share nothing but the
  * numbering of tickets, generations and handles.
  *
  * Device memory. One memory file per chip. A configured calbin lives in the file of the lowest chip

@@ -509,7 +509,7 @@ static int rebuild(board *b, pair *pairs, pair *old, npurt_ticket *tickets) {
 static uint32_t run_random(const char *folder, uint64_t seed) {
   enum { LIVES = 12 };
   uint64_t random = seed;
-  board b = open_board(folder, "capture = 1\nreset_interval = 20us");
+  board b = open_board(folder, "capture = 1\nreset_interval = 20us\ncancel = any");
   REQUIRE(npurt_sim_faults(b.device,
                            "fault a kind=ccu_exception p=0.1 kv=unknown quiesce=n\n"
                            "fault h kind=hang phase=d2h p=0.02 count=inf release=reset1\n"

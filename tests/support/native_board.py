@@ -112,11 +112,14 @@ class Pair:
 class Board:
     """One opened board with one configured calbin and its bank."""
 
-    def __init__(self, library: Library, folder: Path, config: str = "") -> None:
+    def __init__(
+        self, library: Library, folder: Path, config: str = "", *, exclusive: bool = False
+    ) -> None:
         self.library = library
         self.pairs: list[Pair] = []
         self.device = c.c_void_p()
         params = npurt.OpenParams(config=config.encode())
+        params.h.flags = int(exclusive)
         library.call("npurt_device_open", c.byref(params), c.byref(self.device))
         self.calbin, self.bank = c.c_void_p(), c.c_void_p()
         source = npurt.CalbinSource(path=str(folder).encode())
@@ -234,6 +237,11 @@ class Board:
         state = npurt.JobState()
         self.ok("npurt_job_poll", self.device, ticket, c.byref(state))
         return int(state.state)
+
+    def flags(self, ticket: int) -> int:
+        state = npurt.JobState()
+        self.ok("npurt_job_poll", self.device, ticket, c.byref(state))
+        return int(state.h.flags)
 
     def result(self, ticket: int) -> npurt.Completion:
         completion = npurt.Completion()
