@@ -14,7 +14,7 @@ from laneway.adapters.exits import ANSWER_IS_NO, DONE
 from laneway.adapters.screen import wide_console
 from laneway.engine.errors import ConfigurationError
 
-SUITES = ("sampling", "dispatch", "journal", "tick", "ffi", "pingpong", "batch")
+SUITES = ("sampling", "dispatch", "journal", "tick", "ffi", "pingpong", "schedule", "batch")
 """Each is a module laneway.adapters.bench_NAME, imported only when it is asked for."""
 
 

@@ -9,7 +9,7 @@ host took. Instants are the device's; a job of which it tells none is left out.
 Source: R15.3.
 """
 
-from collections import Counter, deque
+from collections import Counter
 
 import attrs
 
@@ -39,14 +39,14 @@ class Occupancy:
     busy_ns: int = 0
     overlap_ns: int = 0
     pauses: Histogram = attrs.Factory(stages)
-    _order: deque[tuple[int, bool]] = attrs.Factory(deque)
+    _order: dict[int, bool] = attrs.Factory(dict)
     _ended: dict[int, _Span | None] = attrs.Factory(dict)
     _reached_ns: int = 0
     _resting: bool = True
 
     def plan(self, job: int) -> None:
         """Take note of a job to come."""
-        self._order.append((job, self._resting))
+        self._order[job] = self._resting
         self._resting = False
 
     def rest(self) -> None:
@@ -61,15 +61,20 @@ class Occupancy:
         self._resting = True
 
     def end(self, job: int, slot: int, times: JobTimes | None) -> None:
-        """Take the times of a job that is terminal, None where they are not known."""
+        """Take the times of a job that is terminal, None where they are not known.
+
+        One from before a restart is nobody's any more.
+        """
+        if job not in self._order:
+            return
         self._ended[job] = None if times is None else _span(slot, times)
-        while self._order and self._order[0][0] in self._ended:
-            number, rested = self._order.popleft()
-            span = self._ended.pop(number)
+        while self._order and (first := next(iter(self._order))) in self._ended:
+            rested = self._order.pop(first)
+            span = self._ended.pop(first)
             if span is not None:
                 self._take(span, rested)
             elif rested and self._order:
-                self._order[0] = (self._order[0][0], True)
+                self._order[next(iter(self._order))] = True
             else:
                 self._resting = self._resting or rested
 

@@ -7,12 +7,15 @@ import attrs
 import pytest
 from support.command_line import laneway
 
-from laneway.adapters import bench_ffi, bench_pingpong, bench_tick
+from laneway.adapters import bench_ffi, bench_pingpong, bench_schedule, bench_tick
 from laneway.adapters.bench_batch import Measured, choose, measure
 from laneway.adapters.bench_board import calbin, probed
 from laneway.adapters.bench_pingpong import EXEC_NS, TRANSFER_NS, idle_share, model_times
+from laneway.engine import planning, queueing
 from laneway.engine.inputs import BufferRestored, Completed, JobTimes, SubmitAccepted
+from laneway.engine.plan import Plan
 from laneway.engine.ports import Step
+from laneway.engine.state import ModelState, State
 from laneway.journal import open_journal
 from laneway.journal.replay import verify
 from laneway.statemachines import Event
@@ -103,6 +106,48 @@ def test_one_job_in_flight_leaves_the_device_idle_for_the_host() -> None:
         times = bench_pingpong.decode_times(folder, depth=1, host_ns=host_ns, tokens=8)
     gap = 2 * TRANSFER_NS + host_ns
     assert bench_pingpong.periods_ns(times) == [EXEC_NS + gap] * (len(times) - 1)
+
+
+@pytest.mark.slow
+def test_no_class_waits_longer_than_is_stated() -> None:
+    """By hand: 32 lanes in batches of 4 make 8 decodes, and a prefill before each; a long prompt of
+    250 tokens is paid off by 4 decodes of 64."""
+    told = {figure.id: figure for figure in bench_schedule.run(size=2)}
+    kinds = ("decode", "prefill", "long_prefill", "token/p99", "token/longest")
+    loads = ("endless", "long", "mixed")
+    assert list(told) == [f"I9/{load}/{kind}" for load in loads for kind in kinds]
+    assert all(figure.gate_met for figure in told.values())
+    decode, prefill = told["I9/endless/decode"], told["I9/long/prefill"]
+    assert decode.value == decode.baseline_value == 2 * 32 / 4
+    assert prefill.value == prefill.baseline_value == 250 // 64 + 1 + 1
+    assert told["I9/long/long_prefill"].value == told["I9/long/long_prefill"].baseline_value == 3
+    longest = 8.1 + 4 * 0.5 + 4 * (8 + 16) / 1000  # decode of four at their last position
+    longest += 4.1 + 64 / 10  # prefill of 64 tokens
+    assert told["I9/endless/token/p99"].baseline_value <= 8 * longest
+
+
+@pytest.mark.unproven_journals
+@pytest.mark.slow
+def test_a_class_that_starves_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With prefill always first, decoding sequences wait for the end of the prompts."""
+
+    def greedy(state: State, model: ModelState) -> Plan | None:
+        return queueing._choose_prefill(state, model) or queueing._choose_decode(state, model)
+
+    monkeypatch.setattr(planning, "choose_request", greedy)
+    monkeypatch.setattr(bench_schedule, "mixed", lambda size: bench_schedule.endless(1))
+    monkeypatch.setattr(bench_schedule, "long_prompts", lambda size: bench_schedule.endless(1))
+    called = laneway("bench", "schedule", "--json")
+    assert called.code == 1
+    told = {row["id"]: row for row in called.rows}
+    assert not told["I9/endless/decode"]["gate_met"]
+    assert told["I9/endless/decode"]["value"] > 16
+
+
+def test_the_share_of_all_is_counted_from_below() -> None:
+    assert bench_schedule.quantile([3, 1, 2], 1.0) == 3
+    assert bench_schedule.quantile(list(range(1, 101)), 0.99) == 99
+    assert bench_schedule.quantile([7], 0.99) == 7
 
 
 def test_a_batch_is_measured_in_the_time_of_the_device() -> None:

@@ -88,7 +88,9 @@ def test_a_device_opened_anew_has_another_clock() -> None:
     told.plan(2)
     told.restart()
     told.plan(3)
+    told.end(2, 1, None)
     told.end(3, 2, span(5, 15))
+    assert not told._ended and not told._order
     assert (told.busy_ns, told.overlap_ns, pauses(told)) == (110, 0, (0, 0))
 
 

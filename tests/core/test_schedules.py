@@ -7,6 +7,7 @@ every later token. Jobs in flight end in any order.
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.schedules import Scheduled, Shape
@@ -51,11 +52,28 @@ ARRIVALS = st.lists(
 )
 
 
+ORDERS = st.lists(st.integers(0, 1), max_size=40)
+
+
 @settings(max_examples=120)
-@given(shape=shapes(), arrivals=ARRIVALS, order=st.lists(st.integers(0, 1), max_size=40))
+@given(shape=shapes(), arrivals=ARRIVALS, order=ORDERS)
 def test_any_schedule_gives_the_tokens_of_solo_runs(
     shape: Shape, arrivals: list[tuple[Any, ...]], order: list[int]
 ) -> None:
+    play(shape, arrivals, order)
+
+
+@pytest.mark.soak
+@settings(max_examples=3_000)
+@given(shape=shapes(), arrivals=ARRIVALS, order=ORDERS)
+def test_thousands_of_schedules_give_the_tokens_of_solo_runs(
+    shape: Shape, arrivals: list[tuple[Any, ...]], order: list[int]
+) -> None:
+    play(shape, arrivals, order)
+
+
+def play(shape: Shape, arrivals: list[tuple[Any, ...]], order: list[int]) -> None:
+    """Serve the arrivals to the end; answers, bounds and what is held then are as they must be."""
     it = Scheduled(shape, order)
     rig = it.rig
     cancels: list[tuple[int, Any]] = []

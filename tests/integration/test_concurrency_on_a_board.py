@@ -69,6 +69,32 @@ def test_any_mix_has_the_bits_of_solo_runs(
     solo: Solo, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches, ceilings, chunks, arrivals and cancels, drawn by the seed."""
+    play(solo, solo.calbin, seed, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with rows fixed to lanes, masked by a register where they are inactive."""
+    return pack_with_end_tokens(
+        tmp_path_factory.mktemp("fixed"),
+        batch=(1, 4, 8, 16),
+        lanes=32,
+        lane_rule="mask_csr",
+        fixed_rows=True,
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(12, 312))
+def test_hundreds_of_mixes_have_the_bits_of_solo_runs(
+    solo: Solo, fixed: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, every third on rows that are fixed to lanes."""
+    play(solo, fixed if seed % 3 == 0 else solo.calbin, seed, monkeypatch)
+
+
+def play(solo: Solo, calbin: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve every request in an order and by limits that the seed draws; hold each against solo."""
     random = np.random.default_rng(seed)
     limits = Limits(
         inflight_jobs_max=1 + seed % 2,
@@ -81,7 +107,7 @@ def test_any_mix_has_the_bits_of_solo_runs(
     log = LogitsLog(monkeypatch)
     overlap = int(random.integers(0, 4))
     real = RealEngine(
-        solo.calbin,
+        calbin,
         url=f"sim:tiny?clock=virtual&overlap={overlap}",
         limits=limits,
         together=True,
