@@ -22,6 +22,8 @@ def evolve_request(state: State, event: Event, taken: Input) -> None:
         if request.state == "waiting":
             state.waiting_requests -= 1
             state.waiting_tokens -= request.prefill_tokens
+        elif request.state == "suspended":
+            state.suspended.remove(number)
         request.state = event.dest
         if event.trigger == "prefill":
             request.lane = event.data["lanes"][index]
@@ -102,6 +104,7 @@ def _suspend(state: State, request: RequestState, event: Event) -> None:
         accuse(state.ladder, state.limits, request.content, state.now_ns)
     else:
         request.requeues += 1
+    state.suspended.append(request.number)
     leave_turns(state, request.number)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Collection
 import attrs
 
 from laneway.engine.errors import InvariantError
+from laneway.engine.ladder import budget, within
 from laneway.engine.ledger import check_ledger
 from laneway.engine.state import BufferState, JobState, LaneState, RequestState, State
 
@@ -114,6 +115,7 @@ def check(state: State) -> None:
     check_queues(state)
     check_models(state)
     check_end_states(state)
+    check_ladder(state)
     check_numbers(state)
 
 
@@ -130,6 +132,10 @@ def check_requests(state: State) -> None:
                 "I1",
                 f"{_of(request)} lives on model/{request.model}, which serves nothing",
             )
+    listed = sorted(state.suspended)
+    suspended = sorted(n for n, one in state.requests.items() if one.state == "suspended")
+    if listed != suspended:
+        raise InvariantError("G8", f"requests {suspended} are suspended, listed {listed}")
     _check_alone(state)
 
 
@@ -463,6 +469,31 @@ def check_end_states(state: State) -> None:
     used = sorted(n for n, buffer in state.buffers.items() if buffer.state in BUSY_BUFFERS)
     if used:
         raise InvariantError("G7", f"buffers {used} are still in use on a {status} device")
+
+
+def check_ladder(state: State) -> None:
+    """I10, R14.7: a recovery belongs to a device that is out of service; resets stay in budget."""
+    status, ladder = state.device.state, state.ladder
+    busy = status in ("resetting", "recovering")
+    if busy and ladder.recovery is None:
+        raise InvariantError("R14.7", f"the device is {status} for no recorded reason")
+    if ladder.recovery is not None and not busy and status != "suspect":
+        raise InvariantError("R14.7", f"a recovery is under way on a {status} device")
+    for rung, times_ns in ladder.attempts.items():
+        allowed = budget(state.limits, rung)
+        used = within(times_ns, state.now_ns, allowed.window_ns)
+        if len(used) > allowed.count + 1:  # the last attempt may have counted double
+            raise InvariantError("I10", f"{len(used)} attempts on rung {rung} of {allowed.count}")
+    if status != "resetting":
+        return
+    if state.jobs:
+        raise InvariantError("I10", f"jobs {sorted(state.jobs)} while a reset runs")
+    known = sorted(n for n, lane in state.lanes.items() if lane.state != "unknown")
+    if known:
+        raise InvariantError("I10", f"lanes {known} are believed while a reset runs")
+    used_buffers = sorted(n for n, one in state.buffers.items() if one.state in BUSY_BUFFERS)
+    if used_buffers:
+        raise InvariantError("I10", f"buffers {used_buffers} are in use while a reset runs")
 
 
 def check_numbers(state: State) -> None:

@@ -116,7 +116,8 @@ def advance(draft: Draft) -> None:
     state = draft.state
     recovery = state.ladder.recovery
     if recovery is None:
-        resume_waiting(draft)
+        if state.suspended:
+            resume_waiting(draft)
         return
     if state.device.state != "suspect":
         return
@@ -144,7 +145,7 @@ def resume_waiting(draft: Draft) -> None:
     state = draft.state
     if state.device.state not in USABLE:
         return
-    for number in sorted(n for n, one in state.requests.items() if one.state == "suspended"):
+    for number in sorted(state.suspended):
         request = state.requests[number]
         model = state.models.get(request.model)
         if model is not None and model.state in ("ready", "draining"):

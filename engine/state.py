@@ -282,6 +282,9 @@ class State:
     deadlines: list[tuple[int, int]] = attrs.Factory(list)
     waiting_requests: int = 0
     waiting_tokens: int = 0
+    suspended: list[int] = attrs.Factory(list)
+    """The requests that are suspended, first come first."""
+
     reserving: tuple[int, ...] = ()
     """Lanes reserved in this step for the job that is planned next in it."""
 
