@@ -31,6 +31,7 @@ from laneway.adapters.waiting import Flight, Waiting
 from laneway.engine.clock import Clock
 from laneway.engine.effects import (
     ApplyKv,
+    CancelJob,
     ConfigureModel,
     KvOperation,
     PublishModel,
@@ -43,6 +44,7 @@ from laneway.engine.effects import (
 from laneway.engine.errors import DeviceError, InternalError, ModelError
 from laneway.engine.inputs import (
     BufferRestored,
+    CancelTold,
     ConfigureFailed,
     CountersRead,
     DeviceFaulted,
@@ -182,6 +184,14 @@ class Commands:
                 health=None,
             )
         )
+
+    def cancel(self, effect: CancelJob) -> None:
+        """Ask the device to end a job; it is waited for as before (E6)."""
+        answer = self._calls.attempt("npurt_job_cancel", effect.ticket)
+        told = CancelTold(
+            job=effect.job, ticket=effect.ticket, code=int(answer.code), reason=answer.reason
+        )
+        self._post(told)
 
     # -------------------------------------------------------------------------- KV
 

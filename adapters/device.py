@@ -40,6 +40,7 @@ from laneway.adapters.worker import Worker
 from laneway.engine.clock import Clock, MonotonicClock
 from laneway.engine.effects import (
     ApplyKv,
+    CancelJob,
     CloseDevice,
     ConfigureModel,
     DeviceEffect,
@@ -374,6 +375,8 @@ class NpurtDevice:
         match effect:
             case SubmitJob():
                 self._commands.submit(effect)
+            case CancelJob():
+                self._commands.cancel(effect)
             case ApplyKv():
                 self._commands.apply_kv(effect)
             case RestoreBuffer():

@@ -436,6 +436,11 @@ def chunked_prefill(facts: DeviceFacts, calbin_sha256: str) -> bool:
     return find_grant(facts, "chunked_prefill", calbin_sha256) is not None
 
 
+def can_cancel(facts: DeviceFacts, calbin_sha256: str) -> bool:
+    """Tell whether the device may be asked to end a job (E6, rung 3)."""
+    return find_grant(facts, "cancel", calbin_sha256) is not None
+
+
 def batch_max(facts: DeviceFacts, calbin_sha256: str, declared: int) -> int:
     """Return the most rows of a job, of those that the calbin's submodel declares (R6.1)."""
     found = find_grant(facts, "batch", calbin_sha256)

@@ -30,6 +30,7 @@ from laneway.engine.inputs import (
     ArtifactValidated,
     BufferRestored,
     CancelRequested,
+    CancelTold,
     CloseRequested,
     Completed,
     ConfigureFailed,
@@ -97,6 +98,7 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             ending.cancel(draft, taken)
         case TimePassed():
             ending.expire(draft)
+            faulting.expire_recalls(draft)
             unloading.reread(draft)
         case SubmitAccepted():
             submitting.accept(draft, taken)
@@ -120,6 +122,8 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             faulting.fault(draft, taken)
         case JobStalled():
             faulting.stall(draft, taken)
+        case CancelTold():
+            faulting.recall_told(draft, taken)
         case HealthProbed():
             unloading.judge_reread(draft, taken)
             health.probed(draft, taken)

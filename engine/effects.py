@@ -95,6 +95,17 @@ class ApplyKv:
 
 
 @attrs.frozen(kw_only=True)
+class CancelJob:
+    """Ask the device to end a job that hangs (rung 3). Answer: CancelTold.
+
+    What becomes of the job is told as of any other: it may still be done.
+    """
+
+    job: int
+    ticket: int
+
+
+@attrs.frozen(kw_only=True)
 class RestoreBuffer:
     """Retire the ticket, restore and wipe the buffer (E4).
 
@@ -243,6 +254,7 @@ class Conclude:
 DeviceEffect = (
     SubmitJob
     | ApplyKv
+    | CancelJob
     | RestoreBuffer
     | ValidateArtifact
     | ConfigureModel

@@ -35,6 +35,8 @@ def evolve_job(state: State, event: Event, taken: Input) -> None:
             state.device.ledger.submitted += 1
             state.device.refusals_in_a_row = 0
             state.device.backoff_tries = 0
+        elif event.trigger == "recall":
+            job.recall_until_ns = event.data["until_ns"]
         elif event.trigger == "refuse":
             _count_refusal(state, event.data["cause"])
         elif event.trigger == "fault" and event.data["kind"] in ("ccu", "dma"):

@@ -11,15 +11,26 @@ until its generation ends (rows 4, 6 and 20, G12). When too little is left to se
 a quarter of the lanes unknown, or a submodel without a buffer) that is brought about by a reset.
 """
 
+from laneway.engine.capability import can_cancel
 from laneway.engine.draft import Draft
-from laneway.engine.effects import ProbeHealth
+from laneway.engine.effects import CancelJob, ProbeHealth
 from laneway.engine.inputs import (
+    CancelTold,
     DeviceFaulted,
     JobStalled,
     MemoryBuried,
     RestoreFailed,
 )
-from laneway.engine.ladder import CCU, CONFIGURATION, GONE, PROCESS, QUARANTINE, first_rung, within
+from laneway.engine.ladder import (
+    CCU,
+    CODE_CANCEL_TOO_LATE,
+    CONFIGURATION,
+    GONE,
+    PROCESS,
+    QUARANTINE,
+    first_rung,
+    within,
+)
 from laneway.engine.loading import fail_load
 from laneway.engine.plan import USABLE
 from laneway.engine.recovering import begin, lose_device
@@ -50,6 +61,8 @@ def fault(draft: Draft, taken: DeviceFaulted) -> None:
     )
     if taken.health is not None and taken.health.state in GONE:
         cause, rung = "device lost (row 16)", PROCESS
+    if job is not None and job.recall_until_ns and taken.kind == "aborted" and taken.quiescent:
+        cause, rung = "cancelled on the device (row 8)", QUARANTINE
     if job is not None:
         reason = f"job/{job.number}: {reason}"
         repeated = _is_repeated(state)
@@ -119,8 +132,40 @@ def stall(draft: Draft, taken: JobStalled) -> None:
     if taken.stage == "suspect":
         draft.ask(ProbeHealth())
         return
+    if not job.recall_until_ns and _may_recall(draft.state, job):
+        until_ns = draft.state.now_ns + draft.state.limits.recall_wait_ns
+        data = {"reason": reason, "until_ns": until_ns}
+        draft.emit("job", job.number, "recall", generation=job.generation, data=data)
+        draft.ask(CancelJob(job=job.number, ticket=job.ticket))
+    elif draft.state.now_ns >= job.recall_until_ns:
+        _end_hung(draft, job, reason)
+
+
+def _may_recall(state: State, job: JobState) -> bool:
+    """Return whether the device may be asked to end a job: once, where it is a capability (E6)."""
+    device, facts = state.device.facts, state.models[job.model].facts
+    if device is None or facts is None or job.state not in ("submitted", "uncertain"):
+        return False
+    return can_cancel(device, facts.sha256)
+
+
+def _end_hung(draft: Draft, job: JobState, reason: str) -> None:
     fault_job(draft, job, "hang", reason)
     begin(draft, "hang (row 8)", CCU, f"job/{job.number} hangs: {reason}")
+
+
+def recall_told(draft: Draft, taken: CancelTold) -> None:
+    """Wait on for a job that is to end, or reset at once where the device will not end it."""
+    job = draft.state.jobs.get(taken.job)
+    if job is not None and job.recall_until_ns and taken.code not in (0, CODE_CANCEL_TOO_LATE):
+        _end_hung(draft, job, f"it cannot be cancelled: {taken.reason}")
+
+
+def expire_recalls(draft: Draft) -> None:
+    """Reset where a job did not end although the device was asked to end it (row 8)."""
+    for job in list(draft.state.jobs.values()):
+        if job.recall_until_ns and draft.state.now_ns >= job.recall_until_ns:
+            _end_hung(draft, job, "it did not end when the device was asked to end it")
 
 
 def restore_failed(draft: Draft, taken: RestoreFailed) -> None:

@@ -443,6 +443,16 @@ class JobStalled:
 
 
 @attrs.frozen(kw_only=True)
+class CancelTold:
+    """What the device said when it was asked to end a job: ``code`` 0 is no more than noted."""
+
+    job: int
+    ticket: int
+    code: int
+    reason: str
+
+
+@attrs.frozen(kw_only=True)
 class HealthProbed:
     """The answer to a health probe; None when the device did not answer."""
 
@@ -564,6 +574,7 @@ Input = (
     | Completed
     | DeviceFaulted
     | JobStalled
+    | CancelTold
     | HealthProbed
     | BufferRestored
     | RestoreFailed

@@ -44,7 +44,8 @@ class Limits:
 
     Recovery: at most ``*_resets_max`` attempts on a rung in its window, 0 for none; before a
     further reset of the device a pause of ``device_reset_pause_ns``, doubled each time. What is in
-    flight is waited for ``drain_timeout_ns`` before a reset. A second exception within
+    flight is waited for ``drain_timeout_ns`` before a reset; for a hung job that the device was
+    asked to end, ``recall_wait_ns``. A second exception within
     ``exceptions_window_ns`` is not contained any more. A device that is unwell is given
     ``unhealthy_grace_ns``; under load it is asked for its health every ``health_every_ns``. What
     failed a device twice is refused for ``poison_window_ns``.
@@ -96,6 +97,7 @@ class Limits:
     process_restarts_max: int = _limit(3, 0)
     process_restarts_window_ns: int = _limit(3600 * SECOND)
     reset_timeout_ns: int = _limit(60 * SECOND)
+    recall_wait_ns: int = _limit(2 * SECOND)
     drain_timeout_ns: int = _limit(30 * SECOND)
     exceptions_window_ns: int = _limit(600 * SECOND)
     unhealthy_grace_ns: int = _limit(30 * SECOND)

@@ -98,7 +98,10 @@ class JobRow:
 
 @attrs.define
 class JobState:
-    """A job that is not terminal."""
+    """A job that is not terminal.
+
+    ``recall_until_ns``: until when it is waited for, since the device was asked to end it.
+    """
 
     number: int
     state: str
@@ -112,6 +115,7 @@ class JobState:
     planned_ns: int
     ticket: int = 0
     suspected: bool = False
+    recall_until_ns: int = 0
 
 
 @attrs.define

@@ -10,6 +10,9 @@ def next_wake_ns(state: State) -> int | None:
     for model in state.models.values():
         if model.reread_ns:
             wake_ns = _sooner(wake_ns, model.reread_ns)
+    for job in state.jobs.values():
+        if job.recall_until_ns:
+            wake_ns = _sooner(wake_ns, job.recall_until_ns)
     recovery = state.ladder.recovery
     if recovery is not None and recovery.until_ns and state.device.state == "suspect":
         wake_ns = _sooner(wake_ns, recovery.until_ns)

@@ -32,6 +32,17 @@ JOB = declare(
         Edge("plan", ("drafted",), "planned", "planning.plan", "R2.1, R3.3, E12"),
         Edge("submit", ("planned",), "submitted", "submitting.accept", "G13, R2.4"),
         Edge("doubt", ("planned",), "uncertain", "submitting.doubt", "D6, E5"),
+        *(
+            Edge(
+                "recall",
+                (state,),
+                state,
+                "faulting.stall",
+                "E6, R14.4",
+                "it hangs and the device is asked to end it; the device still has it",
+            )
+            for state in ("submitted", "uncertain")
+        ),
         Edge("refuse", ("planned",), "refused", "submitting.refuse", "R7.4, R14.2"),
         Edge("withdraw", ("planned",), "withdrawn", "submitting.withdraw", "G2"),
         Edge("complete", ("submitted",), "completed", "completing.complete", "R7.4, E7, E17"),

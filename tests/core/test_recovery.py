@@ -16,7 +16,7 @@ from support.rig import Rig
 from support.script import PROMPTS, TOKENS, small_artifact
 
 from laneway.engine import Limits, RequestRejectedError, Stream
-from laneway.engine.effects import ConfigureModel, ProbeHealth, RunReset
+from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, RunReset
 from laneway.engine.inputs import (
     ConfigureFailed,
     DeviceFaulted,
@@ -201,6 +201,55 @@ def test_a_confirmed_hang_is_reset() -> None:
         rig.device.holding = False
         finish(rig)
         assert levels(rig) == [1]
+
+
+def hang(rig: Rig) -> None:
+    """Let the job in flight hang for certain."""
+    run_to_job(rig)
+    (job,) = rig.state.jobs.values()
+    rig.device.holding = True
+    rig.interrupt(
+        JobStalled(
+            job=job.number,
+            ticket=job.ticket,
+            stage="confirm",
+            phase="exec",
+            age_ns=9,
+            progress_age_ns=9,
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("cancels", "waited_s", "expected"),
+    [("ends", 0, []), (0, 2, [1]), (0x0609, 2, [1]), (0x0106, 0, [1])],
+)
+def test_a_hung_job_is_cancelled_where_the_device_can(
+    cancels: int | str, waited_s: int, expected: list[int]
+) -> None:
+    """Row 8, rung 3, E6: once, for two seconds; a job that ends by it needs no reset."""
+    rig = begin(verified=("CANCEL",), cancels=cancels)
+    hang(rig)
+    started_ns = rig.device.clock.now_ns()
+    done = (lambda: bool(levels(rig))) if expected else (lambda: not rig.state.jobs)
+    rig.run(until=done)
+    assert (rig.device.clock.now_ns() - started_ns) // SECOND_NS == waited_s
+    assert len([e for e in rig.device.executed if isinstance(e, CancelJob)]) == 1
+    rig.device.holding = False
+    rig.run()
+    assert levels(rig) == expected
+    assert rig.state.device.state == ("serving" if expected else "degraded")
+    rig.check_answers()
+    rig.close()
+
+
+def test_a_hung_job_is_not_cancelled_without_evidence() -> None:
+    rig = begin()
+    hang(rig)
+    rig.device.holding = False
+    finish(rig)
+    assert levels(rig) == [1]
+    assert not [e for e in rig.device.executed if isinstance(e, CancelJob)]
 
 
 def test_rungs_are_climbed_until_one_helps() -> None:

@@ -25,6 +25,7 @@ from support.hash_model import (
 from laneway.engine.clock import ManualClock
 from laneway.engine.effects import (
     ApplyKv,
+    CancelJob,
     CloseDevice,
     ConfigureModel,
     DeviceEffect,
@@ -45,11 +46,13 @@ from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
     BufferRestored,
+    CancelTold,
     ChipFacts,
     Completed,
     CountersRead,
     DeviceClosed,
     DeviceFacts,
+    DeviceFaulted,
     HealthProbed,
     Input,
     JobTimes,
@@ -101,6 +104,7 @@ class FakeDevice:
     on each lane's sequence, moved by the KV operations alone, and every reservation is checked
     against it. ``verified`` names the capabilities that carry a record. ``order`` says which of the
     running jobs ends next, by place. ``resets`` changes fields of the reports of the next resets.
+    ``cancels`` is the code that a cancel is answered with; ``ends``: 0, and the job does end.
     """
 
     clock: ManualClock = attrs.Factory(ManualClock)
@@ -122,6 +126,7 @@ class FakeDevice:
     closes: list[bool] = attrs.Factory(list)
     stopped: bool = False
     resets: deque[dict[str, Any]] = attrs.Factory(deque)
+    cancels: int | str = 0
     epoch: int = 1
     skew: dict[str, int] = attrs.Factory(dict)
     _finished: int = 0
@@ -273,6 +278,8 @@ class FakeDevice:
         match effect:
             case SubmitJob():
                 self._submit(effect)
+            case CancelJob():
+                self._cancel(effect)
             case ApplyKv():
                 self._apply_alone(effect)
             case RestoreBuffer():
@@ -399,6 +406,19 @@ class FakeDevice:
         self._known.add(effect.model)
         self.post(self.artifact(effect.model))
 
+    def _cancel(self, effect: CancelJob) -> None:
+        """Say what ``cancels`` says; ``ends`` ends the job as well."""
+        code = self.cancels if isinstance(self.cancels, int) else 0
+        told = CancelTold(job=effect.job, ticket=effect.ticket, code=code, reason="told to")
+        if self.cancels == "ends":
+            for place, (job, ticket) in enumerate(self._running):
+                if ticket == effect.ticket:
+                    del self._running[place]
+                    self.post(told)
+                    self.post(aborted(job, ticket))
+                    return
+        self.post(told)
+
     def _reset(self, effect: RunReset) -> None:
         """End what runs; the report is what ``resets`` makes of an honest one."""
         before = self.epoch
@@ -486,6 +506,23 @@ class FakeDevice:
         if row.logprobs is not None:
             logprobs = ((token, -0.5), *((other, -1.0 - other) for other in range(row.logprobs)))
         return RowResult(token=token, stop_hit=hit, logprobs=logprobs)
+
+
+def aborted(effect: SubmitJob, ticket: int) -> DeviceFaulted:
+    """Return the end of a job that was cancelled on the device."""
+    return DeviceFaulted(
+        job=effect.job,
+        ticket=ticket,
+        epoch=effect.epoch,
+        generation=effect.generation,
+        kind="aborted",
+        code=0x0606,
+        quiescent=True,
+        kv_effect="none",
+        reason="cancelled",
+        record=None,
+        health=None,
+    )
 
 
 def _kv_failed(job: int | None, operation: KvOperation, fault: KvFault) -> KvApplyFailed:
