@@ -12,6 +12,7 @@ import ctypes
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import attrs
 
@@ -121,6 +122,15 @@ _NOT_YET = tuple(
 _PLAIN = MappingProxyType({(one.call, one.code): one for one in _NOT_YET})
 """Answers that come all the time and whose words nobody reads."""
 
+_STILL = frozenset(
+    {
+        *("npurt_clock_now", "npurt_sim_clock", "npurt_kv_apply", "npurt_job_submit"),
+        *("npurt_job_poll", "npurt_job_wait", "npurt_job_result", "npurt_job_retire"),
+        *("npurt_buffer_map", "npurt_buffer_restore", "npurt_device_counters"),
+    }
+)
+"""Calls in which no time of a stepped device passes and no job ends."""
+
 
 class Library:
     """One loaded npurt library."""
@@ -132,6 +142,8 @@ class Library:
         self._done = {name: Answer(name, npurt.Code.OK) for name in entries}
         self.info = npurt.AbiInfo()
         self._watch: CallWatch | None = None
+        self.moves = 0
+        """Begins and ends of calls in which a stepped clock may move or a job end: odd in one."""
 
     def watched_by(self, watch: CallWatch) -> "Library":
         """Return the same library with every call of it noted in a watch (E10)."""
@@ -154,18 +166,24 @@ class Library:
         entry = self._entries.get(name)
         if entry is None:
             raise DeviceError(f"{self.path} does not export {name}", code=npurt.Code.UNSUPPORTED)
-        watch = self._watch
-        if watch is None or not is_watched(name):
-            code = entry(*arguments)  # type: ignore[operator]
-        else:
-            call = watch.enter(name)
-            try:
-                code = entry(*arguments)  # type: ignore[operator]
-            finally:
-                watch.leave(call)
+        code = self._enter(name, entry, arguments)
         if not code:
             return self._done[name]
         return _PLAIN.get((name, code)) or Answer(name, int(code), self._read_words())
+
+    def _enter(self, name: str, entry: Any, arguments: tuple[object, ...]) -> int:
+        watch = self._watch
+        is_still = name in _STILL
+        call = watch.enter(name) if watch is not None and is_watched(name) else None
+        if not is_still:
+            self.moves += 1
+        try:
+            return entry(*arguments)  # type: ignore[no-any-return]
+        finally:
+            if not is_still:
+                self.moves += 1
+            if watch is not None:
+                watch.leave(call)
 
     def call(self, name: str, *arguments: object, about: str = "") -> None:
         """Call and accept nothing but OK. Raises: DeviceError with call, status and words."""

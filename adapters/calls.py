@@ -32,9 +32,6 @@ class DeviceCalls:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._shared = _Shared(self)
-        self.moves = 0
-        """Begins and ends of steps of a simulated clock: odd while one is under way."""
-
         self._inside = 0
         self._kept_out = False
         self._closed = False
@@ -43,6 +40,11 @@ class DeviceCalls:
     def closed(self) -> bool:
         """Whether the device was closed or abandoned: no call is made any more."""
         return self._closed
+
+    @property
+    def moves(self) -> int:
+        """A number that changes with every call that may move a stepped clock or end a job."""
+        return self.library.moves
 
     def close(self) -> None:
         """Let no call begin any more."""

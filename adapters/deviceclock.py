@@ -31,7 +31,7 @@ class DeviceClock:
     def now_ns(self) -> int:
         """Return the present instant of the device in ns.
 
-        A stepped one is asked once after each step: between two steps its time stands still.
+        A stepped one is asked once after each call in which its time may have moved.
         """
         moves = self._calls.moves
         if self._told_at == moves:

@@ -78,11 +78,7 @@ class SimulatorControls:
 
     def _step(self, how: int, argument: int) -> int:
         fired = ctypes.c_uint32(0)
-        self._calls.moves += 1
-        try:
-            self._calls.call("npurt_sim_step", how, argument, ctypes.byref(fired))
-        finally:
-            self._calls.moves += 1
+        self._calls.call("npurt_sim_step", how, argument, ctypes.byref(fired))
         return fired.value
 
     def set_faults(self, plan: str) -> None:
