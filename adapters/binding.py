@@ -18,6 +18,7 @@ import attrs
 
 from laneway.adapters import npurt
 from laneway.adapters.callwatch import CallWatch, is_watched
+from laneway.adapters.files import is_file
 from laneway.engine.errors import AbiMismatchError, ConfigurationError, DeviceError
 
 _p, _u32, _u64, _i32, _i64 = (
@@ -209,7 +210,7 @@ def load_library(path: str | Path) -> Library:
 
     Raises: ConfigurationError if it cannot be loaded; AbiMismatchError if it is another ABI.
     """
-    if not Path(path).is_file():
+    if not is_file(path, what="the library"):
         raise ConfigurationError(f"{path}: there is no such library: check the path")
     try:
         cdll = ctypes.CDLL(str(Path(path).resolve()), mode=ctypes.RTLD_LOCAL)

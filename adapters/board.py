@@ -6,9 +6,8 @@ Keys: ``index`` (which device of the library), ``chips`` (mask, 0 for all presen
 Source: R1.1.
 """
 
-from pathlib import Path
-
 from laneway.adapters.device import NpurtDevice, open_calls
+from laneway.adapters.files import read_named_text
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import SimulatorControls
 from laneway.adapters.urls import parse_rest
@@ -16,6 +15,7 @@ from laneway.adapters.validating import ArtifactOptions
 from laneway.engine.errors import ConfigurationError
 
 KEYS = ("index", "chips", "exclusive", "config")
+CONFIG_BYTES_MAX = 1 << 20
 
 
 def open_device(
@@ -69,7 +69,4 @@ def _number(values: dict[str, str], key: str, *, most: int) -> int:
 def _read_config(path: str | None) -> str:
     if path is None:
         return ""
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"npurt: config={path} cannot be read: {error}") from error
+    return read_named_text(path, bytes_max=CONFIG_BYTES_MAX, what="npurt: config")

@@ -3,6 +3,9 @@
 Each group of commands has a file of its own (cli_run.py, cli_model.py, …). Here are the
 application, ``--debug``, and the way errors leave: one line on stderr with what to do next, and an
 exit code (adapters/exits.py). That holds for a mistyped option too.
+
+What loads numba or SQLAlchemy is imported inside the commands that need it: nobody waits two
+seconds for ``--help``.
 """
 
 import logging
@@ -10,7 +13,7 @@ import signal
 import sys
 import traceback
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, TextIO, cast
 
 import typer
 from rich.console import Console
@@ -25,7 +28,16 @@ from laneway.adapters import (
     cli_run,
     cli_soak,
 )
-from laneway.adapters.exits import INTERRUPTED, USAGE, Terminated, describe, exit_code, is_help
+from laneway.adapters.exits import (
+    INTERRUPTED,
+    PIPE_CLOSED,
+    USAGE,
+    Output,
+    Terminated,
+    describe,
+    exit_code,
+    is_help,
+)
 
 app = typer.Typer(
     name="laneway",
@@ -84,19 +96,24 @@ def main() -> None:
     sys.argv[1:] = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if debug:
         sys.argv.insert(1, "--debug")
+    output, sys.stdout = sys.stdout, cast(TextIO, Output(sys.stdout))
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         code = app(prog_name="laneway", standalone_mode=False)
+        sys.stdout.flush()
     except (Exception, KeyboardInterrupt, Terminated) as error:
         if is_help(error):
             sys.exit(USAGE)
         if debug:
             traceback.print_exception(error)
+        if exit_code(error) == PIPE_CLOSED:
+            sys.exit(PIPE_CLOSED)  # who read it, as head does, wants no more words
         Console(stderr=True, soft_wrap=True).print(
             f"laneway: {describe(error)}", style="red", markup=False, highlight=False
         )
         sys.exit(exit_code(error))
     finally:
+        sys.stdout = output
         signal.signal(signal.SIGTERM, before)
     if code == INTERRUPTED:
         print("laneway: interrupted", file=sys.stderr)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
@@ -16,11 +16,11 @@ from laneway.adapters.metrics_table import metrics_table
 from laneway.adapters.screen import wide_console
 from laneway.engine.snapshot import take_snapshot
 from laneway.engine.state import State
-from laneway.journal import ReadableJournal, copy, open_journal
-from laneway.journal.codec import KINDS
-from laneway.journal.replay import VerifyReport, fold, verify
-from laneway.journal.stats import stats
-from laneway.journal.timeline import in_flight_at, show, step_record, timeline
+from laneway.statemachines import MACHINES
+
+if TYPE_CHECKING:
+    from laneway.journal import ReadableJournal
+    from laneway.journal.replay import VerifyReport
 
 app = typer.Typer(
     help="""Look into a journal, fold it, prove it, copy it.
@@ -37,7 +37,9 @@ Json = Annotated[bool, typer.Option("--json", help="JSON lines.")]
 
 
 @contextmanager
-def _reading(file: str) -> Iterator[ReadableJournal]:
+def _reading(file: str) -> Iterator["ReadableJournal"]:
+    from laneway.journal import open_journal
+
     journal = open_journal(file, read_only=True)
     try:
         yield journal
@@ -85,10 +87,16 @@ def show_steps(
         laneway journal show run.db --input DeviceFaulted --json
 
     """
+    from laneway.journal.codec import KINDS
+    from laneway.journal.timeline import show, step_record
+
     from_ns = _ns("--from-ms", from_ms)
     until_ns = None if until_ms is None else _ns("--until-ms", until_ms)
     if kind is not None and kind not in KINDS:
         raise typer.BadParameter(f"--input {kind}: one of {', '.join(KINDS)} is wanted")
+    triggers = sorted({name for machine in MACHINES.values() for _, name in machine.table})
+    if trigger is not None and trigger not in triggers:
+        raise typer.BadParameter(f"--trigger {trigger}: one of {', '.join(triggers)} is wanted")
     with _reading(file) as journal:
         steps = show(
             journal,
@@ -142,6 +150,8 @@ def show_stats(file: File, as_json: Json = False) -> None:
         laneway journal stats run.db
 
     """
+    from laneway.journal.stats import stats
+
     with _reading(file) as journal:
         sums = stats(journal)
     if as_json:
@@ -177,6 +187,8 @@ def show_timeline(
         laneway journal timeline run.db request/2
 
     """
+    from laneway.journal.timeline import timeline
+
     with _reading(file) as journal:
         moments = timeline(journal, entity)
         if as_json:
@@ -211,6 +223,9 @@ def replay(
         laneway journal replay run.db --until 44 --state
 
     """
+    from laneway.journal.replay import fold
+    from laneway.journal.timeline import in_flight_at
+
     with _reading(file) as journal:
         last, _ = journal.head()
         if until is not None and not 0 <= until <= last:
@@ -278,6 +293,8 @@ def prove(file: File, as_json: Json = False) -> None:
         laneway journal verify run.db
 
     """
+    from laneway.journal.replay import verify
+
     with _reading(file) as journal:
         report = verify(journal)
     if as_json:
@@ -287,7 +304,7 @@ def prove(file: File, as_json: Json = False) -> None:
     raise typer.Exit(DONE if report.ok else ANSWER_IS_NO)
 
 
-def _tell_verdict(report: VerifyReport) -> None:
+def _tell_verdict(report: "VerifyReport") -> None:
     print(
         f"{report.steps} steps, {report.entity_events} entity events,"
         f" {report.incarnations} incarnations, chain {report.chain[:16]}…"
@@ -309,5 +326,7 @@ def copy_journal(
         laneway journal copy run.db run-copy.db
 
     """
+    from laneway.journal import copy
+
     copied = copy(file, destination)
     print(f"copied to {copied}")

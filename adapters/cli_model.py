@@ -11,11 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from laneway.adapters import open_device
-from laneway.adapters.calbin import inspect as inspect_folder
-from laneway.adapters.calbin import pack as pack_folder
-from laneway.adapters.device import NpurtDevice
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
-from laneway.adapters.verifying import Forcing
 from laneway.engine.errors import ConfigurationError
 
 app = typer.Typer(
@@ -60,6 +56,8 @@ def pack(
         laneway model pack models/tiny-dense build/small --lanes 16 --context 128
 
     """
+    from laneway.adapters.calbin import pack as pack_folder
+
     try:
         sizes = tuple(int(part) for part in batch.split(","))
     except ValueError:
@@ -94,6 +92,8 @@ def inspect(
         laneway model inspect models/demo-shakespeare
 
     """
+    from laneway.adapters.calbin import inspect as inspect_folder
+
     found = inspect_folder(folder, model_root=model_root)
     print(json.dumps(found) if as_json else json.dumps(found, indent=2))
 
@@ -102,6 +102,7 @@ def inspect(
 def verify(
     folder: Annotated[Path, typer.Argument(help="Calbin or Hugging Face folder.")],
     device: Annotated[str, typer.Option(help="Device URL.")] = VERIFY_DEVICE,
+    model_root: Annotated[Path | None, typer.Option(help="See pack.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Force every golden row through a device's prefill and decode, and compare the logits.
@@ -114,7 +115,12 @@ def verify(
         laneway model verify build/tiny-moe --json
 
     """
-    opened = open_device(_with_capture(device))
+    from laneway.adapters.device import NpurtDevice
+    from laneway.adapters.validating import ArtifactOptions
+    from laneway.adapters.verifying import Forcing
+
+    given = {} if model_root is None else {"options": ArtifactOptions(model_root=str(model_root))}
+    opened = open_device(_with_capture(device), **given)
     if not isinstance(opened, NpurtDevice):
         raise ConfigurationError(f"{device}: golden rows can be forced only through npurt devices")
     console = Console(file=sys.stderr)

@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
@@ -13,10 +13,11 @@ from rich.table import Table
 
 from laneway.adapters.cli_run import demo_model
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
-from laneway.adapters.probe import CHECK_TIMEOUT_S, Report, probe
-from laneway.adapters.probe_checks import CHECKS
 from laneway.adapters.records import read_records, write_records
 from laneway.adapters.screen import wide_console
+
+if TYPE_CHECKING:
+    from laneway.adapters.probe import Report
 
 
 def probe_device(
@@ -32,8 +33,8 @@ def probe_device(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Decides prompts and tokens.")] = 1,
     timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds for each check.")
-    ] = CHECK_TIMEOUT_S,
+        float | None, typer.Option(min=1, help="Seconds for each check; default 180.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a capability.")] = False,
 ) -> None:
     """Check what a device says it can, each check alone with it in a process of its own.
@@ -51,6 +52,9 @@ def probe_device(
         laneway probe "sim:?clock=virtual" --check overlap --check interleave --json
 
     """
+    from laneway.adapters.probe import CHECK_TIMEOUT_S, probe
+    from laneway.adapters.probe_checks import CHECKS
+
     if record is not None and record.exists():
         read_records(record)  # whatever is wrong with it is said before the checks, not after
     console = Console(file=sys.stderr)
@@ -59,7 +63,7 @@ def probe_device(
         model if model is not None else demo_model(),
         seed=seed,
         checks=tuple(check) if check else tuple(CHECKS),
-        timeout_s=timeout,
+        timeout_s=timeout if timeout is not None else CHECK_TIMEOUT_S,
         tell=lambda name: None if as_json else console.print(f"checking {name}", style="dim"),
     )
     if record is not None:
@@ -68,7 +72,7 @@ def probe_device(
     raise typer.Exit(ANSWER_IS_NO if report.failed else DONE)
 
 
-def _show(report: Report, as_json: bool) -> None:
+def _show(report: "Report", as_json: bool) -> None:
     if as_json:
         for each in report.checked:
             print(json.dumps({"test": each.test, **attrs.asdict(each.finding)}))

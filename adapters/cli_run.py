@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 
 from laneway.adapters import open_device
-from laneway.adapters.device import NpurtDevice
 from laneway.adapters.exits import ANSWER_IS_NO, DONE, RESTART
 from laneway.adapters.metrics_table import metrics_table
 from laneway.adapters.records import read_records
@@ -29,7 +28,6 @@ from laneway.engine import (
 )
 from laneway.engine.errors import ConfigurationError, DeviceLostError, RestartNeededError
 from laneway.engine.evidence import VerificationRecord
-from laneway.journal import open_journal
 
 LOGPROB_LEAST = -9999.0
 """What JSON says instead of anything lower, down to minus infinity, which it cannot say."""
@@ -137,6 +135,9 @@ def _open_engine(url: str, journal: str | None, records: tuple[VerificationRecor
 
     Raises: DeviceError, JournalError, ConfigurationError.
     """
+    from laneway.adapters.device import NpurtDevice
+    from laneway.journal import open_journal
+
     with ExitStack() as undo:
         port = open_device(url)
         undo.callback(port.stop)

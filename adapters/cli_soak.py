@@ -12,7 +12,6 @@ from rich.progress import Progress
 
 from laneway.adapters.cli_run import demo_model
 from laneway.adapters.exits import ANSWER_IS_NO, DONE
-from laneway.adapters.soaking import Soak, SoakReport
 from laneway.engine.errors import ConfigurationError
 
 CLOCKS = ("virtual", "real")
@@ -42,6 +41,8 @@ def soak(
         laneway soak --hours 24 --clock virtual --seed 7 --json
 
     """
+    from laneway.adapters.soaking import Soak, SoakReport
+
     if clock not in CLOCKS:
         raise ConfigurationError(f"--clock {clock}: one of {', '.join(CLOCKS)} is wanted")
     plan = None if faults == "none" else Path(faults)

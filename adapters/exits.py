@@ -1,5 +1,9 @@
 """Exit codes of the command line, and the one line a user sees when something is wrong."""
 
+import os
+from contextlib import suppress
+from typing import Any, TextIO
+
 import typer
 
 from laneway.engine.errors import (
@@ -8,6 +12,7 @@ from laneway.engine.errors import (
     EngineClosedError,
     InternalError,
     JournalError,
+    LanewayError,
     ModelError,
     RequestError,
     RestartNeededError,
@@ -20,9 +25,51 @@ USAGE = 2
 DEVICE = 3
 JOURNAL = 4
 INTERNAL = 70
+OUTPUT = 74
 RESTART = 75
 INTERRUPTED = 130
+PIPE_CLOSED = 141
 TERMINATED = 143
+
+
+class OutputError(LanewayError):
+    """What was to be printed cannot be written: the disk is full, or nobody reads any more."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"the output cannot be written: {cause.strerror or cause}")
+        self.closed = isinstance(cause, BrokenPipeError)
+
+
+class Output:
+    """Standard output in which a failure to write is told apart from any other OSError."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write. Raises: OutputError."""
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def flush(self) -> None:
+        """Write what is held back. Raises: OutputError."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise self._fail(error) from error
+
+    def _fail(self, error: OSError) -> OutputError:
+        """Return what to raise; nothing is tried again when the program ends."""
+        with suppress(OSError, ValueError):
+            sink = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(sink, self._stream.fileno())
+            os.close(sink)
+        return OutputError(error)
 
 
 class Terminated(BaseException):
@@ -58,6 +105,8 @@ def exit_code(error: BaseException) -> int:
         return exit_code(error.__cause__)
     if isinstance(error, _COMMAND_LINE_ERROR):
         return USAGE
+    if isinstance(error, OutputError):
+        return PIPE_CLOSED if error.closed else OUTPUT
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code

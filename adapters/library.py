@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from laneway.adapters.binding import Library, load_library
+from laneway.adapters.files import is_file
 from laneway.engine.errors import ConfigurationError
 
 VARIABLE = "LANEWAY_NPURT"
@@ -17,7 +18,7 @@ def find_library(
 ) -> Path:
     """Return the path of the library to load.
 
-    Raises: ConfigurationError naming the three places if there is none.
+    Raises: ConfigurationError naming the three places if there is none, or nobody may look there.
     """
     named = os.environ if environment is None else environment
     built = Path(str(importlib.resources.files("laneway.adapters"))) / BUILT_NAME
@@ -28,7 +29,7 @@ def find_library(
     )
     # What somebody named is taken or refused; it is never silently replaced by the next place.
     first = next(place for _, place in places if place)
-    if Path(first).is_file():
+    if is_file(first, what="the library"):
         return Path(first)
     looked = "; ".join(f"{how}: {place or 'not set'}" for how, place in places)
     raise ConfigurationError(

@@ -9,13 +9,13 @@ Source: R1.2, R5.2, E24.
 
 import os
 import secrets
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
+from laneway.adapters.files import read_bounded
 from laneway.adapters.staging import create_file, sync_folder
 from laneway.engine.errors import ConfigurationError
 from laneway.engine.evidence import Fingerprint, VerificationRecord
@@ -65,21 +65,12 @@ def read_records(path: str | os.PathLike[str]) -> tuple[VerificationRecord, ...]
     Raises: ConfigurationError that names the file and what is wrong with it.
     """
     try:
-        text = _read_bounded(Path(path))
+        text = read_bounded(path, bytes_max=BYTES_MAX)
     except OSError as error:
         raise ConfigurationError(
             f"records {path}: cannot be read: {error.strerror or error}"
         ) from error
     return decode_records(text, about=str(path))
-
-
-def _read_bounded(path: Path) -> bytes:
-    """Read at most one byte more than a file may have; a pipe or a device is no file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no regular file")
-        return file.read(BYTES_MAX + 1)
 
 
 def decode_records(text: bytes, *, about: str) -> tuple[VerificationRecord, ...]:

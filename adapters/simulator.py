@@ -21,12 +21,14 @@ from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Library
 from laneway.adapters.conformance import PROOFS
 from laneway.adapters.device import NpurtDevice, open_calls
+from laneway.adapters.files import is_file, read_named_text
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import SimulatorControls
 from laneway.adapters.urls import parse_rest
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine.errors import CapabilityError, ConfigurationError
 
+PLAN_BYTES_MAX = 1 << 20
 PROFILES = ("tiny", "null", "cost", "tp2-ref", "tp2-b4", "tp2-b8", "tp2-b16")
 CLOCKS = ("real", "manual", "virtual")
 BOARD_KEYS = (
@@ -92,10 +94,7 @@ def open_device(
 def _read_plan(path: str | None) -> str:
     if path is None:
         return ""
-    try:
-        return Path(path).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"sim: faults={path} cannot be read: {error}") from error
+    return read_named_text(path, bytes_max=PLAN_BYTES_MAX, what="sim: faults")
 
 
 def _find_persona(given: str) -> str:
@@ -103,7 +102,7 @@ def _find_persona(given: str) -> str:
     shipped = Path(__file__).with_name(f"{given}.persona")
     if "/" not in given and shipped.is_file():
         return str(shipped)
-    if not Path(given).is_file():
+    if not is_file(given, what="sim: persona"):
         names = sorted(file.stem for file in Path(__file__).parent.glob("*.persona"))
         raise ConfigurationError(f"sim: persona={given}: no such file; shipped: {', '.join(names)}")
     return given

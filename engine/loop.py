@@ -121,6 +121,11 @@ class Engine:
         self._failure: BaseException | None = None
         self._ended = False
         try:
+            journal.claim()
+        except BaseException:
+            device.stop()  # the journal belongs to somebody else, the device to nobody
+            raise
+        try:
             device.start(self._inbox.post, threads=threads)
         except BaseException:
             journal.close()  # the device belongs to somebody else

@@ -137,6 +137,13 @@ class JournalPort(Protocol):
         """``full`` or ``digest`` (decision 5)."""
         ...
 
+    def claim(self) -> None:
+        """Take the journal for the one engine that it will have.
+
+        Raises: JournalWriteError if an engine has it, or had it.
+        """
+        ...
+
     def append(self, steps: Sequence[Step]) -> None:
         """Make the steps durable, all or none. Raises: JournalWriteError."""
         ...

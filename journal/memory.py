@@ -13,6 +13,8 @@ from laneway.journal.codec import Codec
 from laneway.journal.schema import meta_rows
 from laneway.journal.sealing import seal, trusted_head, unseal
 
+ONE_ENGINE = "this journal has an engine, or had one: open a journal of its own for each engine"
+
 
 class MemoryJournal:
     """Rows as the file has them, in a list: the same texts, the same chain, the same checks."""
@@ -28,6 +30,14 @@ class MemoryJournal:
         self._size_bytes = 0
         self._lock = threading.Lock()
         self._closed = False
+        self._claimed = False
+
+    def claim(self) -> None:
+        """Take the journal for one engine. Raises: JournalWriteError if it has one, or had."""
+        with self._lock:
+            if self._claimed:
+                raise JournalWriteError(ONE_ENGINE)
+            self._claimed = True
 
     def append(self, steps: Sequence[Step]) -> None:
         """Keep the steps, all or none. Raises: JournalWriteError."""

@@ -10,6 +10,7 @@ holds. Readers have connections of their own and see what is committed, while an
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from laneway.journal.connect import (
     size_bytes,
     writing_engine,
 )
+from laneway.journal.memory import ONE_ENGINE
 from laneway.journal.owner import OwnerLock
 from laneway.journal.sealing import trusted_head, unseal
 from laneway.journal.writer import Writer, create_file
@@ -63,6 +65,14 @@ class SqlJournal:
         self.codec = Codec(self.tokens)
         self._origin = Head(0, 0, meta_chain(meta.items()))
         self._writer = writer
+        self._claim = threading.Lock()
+
+    def claim(self) -> None:
+        """Take the journal for one engine. Raises: JournalWriteError if it has one, or had."""
+        if self._writer is None:
+            raise JournalWriteError(f"{self.path} is open to read only")
+        if not self._claim.acquire(blocking=False):
+            raise JournalWriteError(f"{self.path}: {ONE_ENGINE}")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], *, tokens: str | None = None) -> "SqlJournal":

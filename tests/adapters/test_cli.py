@@ -3,6 +3,7 @@
 Source: README.md (commands, exit codes).
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -120,7 +121,50 @@ def test_every_state_and_trigger_is_explained(name: str) -> None:
     assert "-> quarantined" in told and "decided by: engine/faulting.py" in told
 
 
+@pytest.mark.parametrize("command", ["--help", "run --help", "journal show --help", "model --help"])
+def test_help_waits_for_neither_kernels_nor_database(command: str) -> None:
+    """What takes seconds to load is loaded by the command that needs it."""
+    program = (
+        "import sys\n"
+        "from laneway.adapters.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as left:\n    assert not left.code\n"
+        "heavy = {'numba', 'sqlalchemy', 'tokenizers'} & set(sys.modules)\n"
+        "sys.stderr.write(' '.join(sorted(heavy)))\n"
+    )
+    called = subprocess.run(
+        [sys.executable, "-c", program, *command.split()], capture_output=True, check=True
+    )
+    assert (called.stderr, b"Examples:" in called.stdout) == (b"", True)
+
+
 # ------------------------------------------------------------------------ how errors leave
+
+
+@pytest.mark.parametrize("command", ["machines --json", "machines", "--help", "devices --json"])
+def test_a_full_disk_under_the_output_is_told_in_one_line(command: str) -> None:
+    with open("/dev/full", "wb") as full:
+        called = subprocess.run(
+            [sys.executable, "-m", "laneway.adapters.cli", *command.split()],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    said = "laneway: the output cannot be written: No space left on device\n"
+    assert (called.returncode, called.stderr.decode()) == (74, said)
+
+
+def test_who_stops_reading_gets_no_more_words() -> None:
+    """As ``| head`` does: the status of a program that a closed pipe ended, and nothing said."""
+    ours, theirs = os.pipe()
+    os.close(ours)
+    with os.fdopen(theirs, "wb") as closed:
+        called = subprocess.run(
+            [sys.executable, "-m", "laneway.adapters.cli", "machines"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert (called.returncode, called.stderr) == (141, b"")
 
 
 def test_a_traceback_is_shown_only_with_debug() -> None:

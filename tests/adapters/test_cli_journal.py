@@ -143,6 +143,7 @@ def test_times_bound_what_is_shown(file: Path, every: list[dict[str, Any]]) -> N
 
 def test_what_no_step_can_match_is_a_usage_error(file: Path, every: list[dict[str, Any]]) -> None:
     laneway("journal", "show", file, "--input", "Foo").refused(2, "--input Foo", "Completed")
+    laneway("journal", "show", file, "--trigger", "foo").refused(2, "--trigger foo", "quarantine")
     for until in (-1, len(every) + 1):
         called = laneway("journal", "replay", file, f"--until={until}")
         called.refused(2, f"--until {until}", f"has steps 1 to {len(every)}")

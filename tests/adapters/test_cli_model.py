@@ -197,3 +197,5 @@ def test_a_link_out_of_the_folder_needs_a_model_root(tmp_path: Path) -> None:
     root = ("--model-root", tmp_path / "root")
     laneway("model", "pack", snapshot, tmp_path / "out", *root).done()
     laneway("model", "inspect", snapshot, *root).done()
+    laneway("model", "verify", snapshot).refused(2, "model root")
+    assert "verify: ok" in laneway("model", "verify", snapshot, *root).done().out

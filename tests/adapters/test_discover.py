@@ -1,5 +1,6 @@
 """Devices by name: lazily, one by one, and never only the ones that work."""
 
+import os
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from laneway.adapters import discover
+from laneway.adapters.binding import load_library
 from laneway.adapters.library import VARIABLE, find_library
 from laneway.adapters.urls import parse_rest, split_url
 from laneway.engine.errors import ConfigurationError
@@ -137,6 +139,29 @@ def test_the_named_library_comes_first(tmp_path: Path) -> None:
     other.touch()
     assert find_library(str(named), environment={VARIABLE: str(other)}) == named
     assert find_library(None, environment={VARIABLE: str(other)}) == other
+
+
+def test_a_library_that_nobody_can_look_at_is_refused_in_words() -> None:
+    """A name too long stands for every path that the system does not let us ask about."""
+    name = "x" * 300
+    for opened in (lambda: find_library(name, environment={}), lambda: load_library(name)):
+        with pytest.raises(ConfigurationError, match=f"{name} cannot be looked at: File name"):
+            opened()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "long"])
+def test_a_fault_plan_is_a_file_of_bounded_size(kind: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan"
+    if kind == "pipe":
+        os.mkfifo(plan)
+    elif kind == "device":
+        plan = Path("/dev/zero")
+    else:
+        plan.write_text("#" * ((1 << 20) + 1))
+    told = "has more than 1048576 bytes" if kind == "long" else "it is no regular file"
+    for url in (f"sim:?faults={plan}", f"npurt:?config={plan}"):
+        with pytest.raises(ConfigurationError, match=told):
+            discover.open_device(url)
 
 
 @pytest.mark.parametrize("explicit", [True, False])

@@ -40,6 +40,31 @@ def test_a_device_in_use_is_left_to_its_engine(tmp_path: Path) -> None:
         assert stream.result().finish_reason == "length"
 
 
+@pytest.mark.parametrize("kept", ["file", "memory"])
+def test_a_journal_is_for_one_engine(kept: str, tmp_path: Path) -> None:
+    """The second engine is refused before it writes or asks anything; the first goes on."""
+    journal = open_journal(tmp_path / "run.db" if kept == "file" else None)
+    with Engine(device=open_device(VIRTUAL), journal=journal) as engine:
+        engine.load("m", MODEL)
+        before = journal.head()
+        device = open_device(VIRTUAL)
+        with pytest.raises(JournalError, match="a journal of its own for each engine"):
+            Engine(device=device, journal=journal)
+        assert device.calls.closed  # type: ignore[attr-defined]
+        assert journal.head() == before
+        stream = engine.submit(Request(model="m", prompt=(1, 2), max_tokens=3))
+        assert stream.result().finish_reason == "length"
+    with pytest.raises(JournalError):
+        Engine(device=open_device(VIRTUAL), journal=journal)
+
+
+def test_a_journal_that_is_read_is_no_engines(tmp_path: Path) -> None:
+    open_journal(tmp_path / "run.db").close()
+    with open_journal(tmp_path / "run.db", read_only=True) as journal:
+        with pytest.raises(JournalError, match="to read only"):
+            Engine(device=open_device(VIRTUAL), journal=journal)
+
+
 def test_a_virtual_clock_and_threads_do_not_go_together() -> None:
     device = open_device(VIRTUAL)
     with pytest.raises(ConfigurationError, match="virtual clock"):

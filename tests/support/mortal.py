@@ -69,6 +69,9 @@ class MortalJournal:
     def read(self, *, first: int = 1, last: int | None = None) -> Iterator[Step]:
         return self._journal.read(first=first, last=last)
 
+    def claim(self) -> None:
+        self._journal.claim()
+
     def append(self, steps: Sequence[Step]) -> None:
         self._appends += 1
         chosen = self._appends == self._number

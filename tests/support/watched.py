@@ -16,6 +16,9 @@ class WatchedJournal:
     def tokens(self) -> str:
         return self._journal.tokens
 
+    def claim(self) -> None:
+        self._journal.claim()
+
     def append(self, steps: Sequence[Step]) -> None:
         self._journal.append(steps)
         self._watch(steps)
