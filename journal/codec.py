@@ -71,6 +71,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "Completed": (1, inputs.Completed),
         "DeviceFaulted": (1, inputs.DeviceFaulted),
         "JobStalled": (1, inputs.JobStalled),
+        "StatusDoubted": (1, inputs.StatusDoubted),
         "HealthProbed": (1, inputs.HealthProbed),
         "BufferRestored": (1, inputs.BufferRestored),
         "RestoreFailed": (1, inputs.RestoreFailed),
