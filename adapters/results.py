@@ -47,7 +47,7 @@ class Results:
             fault = _fault_of(int(status[index]))
             token = int(tokens[index])
             verdict = ""
-            if effect.origin == "golden" and not fault:
+            if effect.origin in ("golden", "canary") and not fault:
                 verdict = _judge(model, row, logits[index])
             results.append(
                 RowResult(

@@ -6,6 +6,10 @@ that moment. When a slice ends without a result every job is looked at: it is po
 reported, and the hang rule is applied (E16): a stage is reported once when both the job's age and
 the time without any progress of the device have passed the times that came with the job, the cap
 by age alone. Time is the device's clock, so a stepped device gives the same reports each run.
+
+A poll is believed no further than its word holds (E11): a phase before one already shown, an end
+without a result and an end that no wait told of are each reported once a job; the first two change
+nothing else, since a job ends by its result alone.
 """
 
 import ctypes
@@ -34,6 +38,7 @@ from laneway.engine.inputs import (
     Input,
     JobProgressed,
     JobStalled,
+    StatusDoubted,
 )
 
 LOG = logging.getLogger("laneway.adapters.waiting")
@@ -42,6 +47,7 @@ _SHORTEST_WAIT = 200
 _NEVER_NS = (1 << 63) - 1
 _STAGES = ("suspect", "confirm", "cap")
 _PHASES = ("h2d", "exec", "d2h")
+_ORDER = ("queued", *_PHASES)
 _NOTHING_YET = (npurt.Code.WAIT_TIMEOUT, npurt.Code.NOT_READY, npurt.Code.INTERRUPTED)
 _KINDS = {
     npurt.Code.CCU_EXCEPTION: "ccu",
@@ -68,6 +74,9 @@ class Flight:
     looked_ns: int
     graveyard: Graveyard = attrs.field(kw_only=True)
     phase: str = "queued"
+    doubts: tuple[str, ...] = ()
+    """The kinds of doubt about its state that were reported."""
+
     unsaid: tuple[tuple[str, int], ...] = attrs.field(init=False)
     """The stages of the hang rule that were not reported yet, each with its time."""
 
@@ -363,19 +372,41 @@ class Waiting:
         if not answer.ok:
             self._give_up(flight, answer)
             return True
+        phase = npurt.JOB_STATES.get(state.state, "queued")
         if state.h.flags & npurt.TERMINAL:
+            if not self._has_result(flight):
+                said = self._doubt(flight, "early", phase)
+                return self._report_stall(flight, now_ns) or said
             # The wait missed it: a missed notification is not a missing completion (row 10).
             self._missed += 1
             LOG.warning("ticket %d was done and no wait said so (%d)", flight.ticket, self._missed)
+            self._doubt(flight, "missed", phase)
             self._finish(flight)
             return True
         posted = False
-        phase = npurt.JOB_STATES.get(state.state, "queued")
-        if phase != flight.phase and phase in _PHASES:
+        if phase in _ORDER and _ORDER.index(phase) < _ORDER.index(flight.phase):
+            posted = self._doubt(flight, "backwards", phase)
+        elif phase != flight.phase and phase in _PHASES:
             flight.phase = phase
             self._post(JobProgressed(job=flight.effect.job, ticket=flight.ticket, phase=phase))
             posted = True
         return self._report_stall(flight, now_ns) or posted
+
+    def _has_result(self, flight: Flight) -> bool:
+        """Return whether a ticket that a poll shows at its end has ended."""
+        record = npurt.Completion()
+        answer = self._calls.attempt("npurt_job_result", flight.ticket, ctypes.byref(record))
+        return answer.code not in _NOTHING_YET
+
+    def _doubt(self, flight: Flight, kind: str, shown: str) -> bool:
+        """Report that a job's state contradicts itself; return whether it was not yet said."""
+        if kind in flight.doubts:
+            return False
+        flight.doubts += (kind,)
+        job, before = flight.effect.job, flight.phase
+        said = StatusDoubted(job=job, ticket=flight.ticket, kind=kind, before=before, shown=shown)
+        self._post(said)
+        return True
 
     def _report_stall(self, flight: Flight, now_ns: int) -> bool:
         """Report each stage of the hang rule once, when its times have passed (E16)."""

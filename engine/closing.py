@@ -4,6 +4,7 @@ from laneway.engine.draft import Draft
 from laneway.engine.effects import CloseDevice
 from laneway.engine.ending import cancel_request
 from laneway.engine.inputs import CloseRequested, DeviceClosed
+from laneway.engine.state import State
 from laneway.engine.unloading import drain, unload_if_idle
 
 
@@ -30,7 +31,7 @@ def shut_if_idle(draft: Draft) -> None:
         return
     lost = state.device.state == "lost"
     if not lost:
-        if state.device.state != "draining" or state.requests or state.jobs:
+        if state.device.state != "draining" or state.requests or state.jobs or _has_runs(state):
             return
         for number in sorted(state.models):
             drain(draft, number)
@@ -39,6 +40,14 @@ def shut_if_idle(draft: Draft) -> None:
             return
     draft.device("shut", data={"reason": state.device.reason})
     draft.ask(CloseDevice(abandon=lost))
+
+
+def _has_runs(state: State) -> bool:
+    """Return whether golden runs of a model that serves are not over, or one has yet to decide."""
+    return any(
+        model.canary.examining or (model.runs and model.state in ("ready", "draining"))
+        for model in state.models.values()
+    )
 
 
 def closed(draft: Draft, taken: DeviceClosed) -> None:

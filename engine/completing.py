@@ -5,6 +5,7 @@ needs a live request. A completion that matches no job in flight changes nothing
 journal as an input without events (I5).
 """
 
+from laneway.engine.canaries import is_withheld, judge_canary
 from laneway.engine.draft import Draft
 from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
@@ -18,6 +19,7 @@ from laneway.engine.resuming import suspend_request
 from laneway.engine.state import JobRow, JobState, RequestState, is_end_token
 from laneway.engine.submitting import mark_submitted
 from laneway.engine.trials import judge_trial
+from laneway.statemachines.event import NO_DATA
 
 
 def complete(draft: Draft, taken: Completed) -> None:
@@ -38,14 +40,18 @@ def complete(draft: Draft, taken: Completed) -> None:
     if job.state == "uncertain":
         _end_doubtful(draft, job)
         return
-    _account(draft, job, taken)
+    withheld = is_withheld(draft.state, job)
+    _account(draft, job, taken, withheld=withheld)
     absolve(draft, job)
     if job.origin != "request":
-        judge_trial(draft, job, taken.rows)
+        judge = judge_canary if job.origin == "canary" else judge_trial
+        judge(draft, job, taken.rows)
         return
     decoding: list[int] = []
     for row, result in zip(job.rows, taken.rows, strict=True):
-        if _deliver(draft, row, result):
+        if withheld:
+            _take_back(draft, row)
+        elif _deliver(draft, row, result):
             decoding.append(row.owner)
     if decoding:
         draft.emit("request", decoding, "decode", generation=job.generation)
@@ -69,17 +75,21 @@ def _end_doubtful(draft: Draft, job: JobState) -> None:
     judge_rest(draft, model, reason)
 
 
-def _account(draft: Draft, job: JobState, taken: Completed) -> None:
-    """Settle job, buffer and lanes: commit what is certain and still wanted, roll back the rest."""
+def _account(draft: Draft, job: JobState, taken: Completed, *, withheld: bool) -> None:
+    """Settle job, buffer and lanes: commit what is certain and still wanted, roll back the rest.
+
+    ``withheld``: nothing of its results is taken, and its rows run again (E11).
+    """
     generation = job.generation
+    data = {"withheld": True} if withheld else NO_DATA
     draft.emit("buffer", job.buffer, "complete", generation=generation)
-    draft.emit("job", job.number, "complete", generation=generation)
+    draft.emit("job", job.number, "complete", generation=generation, data=data)
     wanted: list[int] = []
     unwanted: list[int] = []
     for row in job.rows:
         alive = job.origin != "request" or row.owner in draft.state.requests
         (wanted if alive else unwanted).append(row.lane)
-    if taken.kv_effect == "none":
+    if taken.kv_effect == "none" or withheld:
         wanted, unwanted = [], wanted + unwanted
     if taken.kv_effect in ("partial", "unknown"):
         suspect(draft, wanted + unwanted, reason=f"kv effect {taken.kv_effect}")
@@ -92,6 +102,16 @@ def _account(draft: Draft, job: JobState, taken: Completed) -> None:
     draft.ask(
         RestoreBuffer(model=job.model, buffer=job.buffer, job=job.number, ticket=taken.ticket)
     )
+
+
+def _take_back(draft: Draft, row: JobRow) -> None:
+    """Let a request whose result was withheld wait for its next job; in another lane if need be."""
+    request = draft.state.requests.get(row.owner)
+    if request is None:
+        evict_if_idle(draft, row.lane)
+    elif draft.state.lanes[row.lane].state != "ready":
+        reason = f"the KV of lane/{row.lane} is in doubt"
+        suspend_request(draft, request, reason, suspect=False, kind="kv_unknown")
 
 
 def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:

@@ -11,6 +11,7 @@ from laneway.engine.inputs import CountersRead
 from laneway.engine.ledger import check_ledger, counts, difference
 from laneway.engine.plan import USABLE
 from laneway.engine.state import State
+from laneway.engine.trusting import restrict
 from laneway.statemachines import MACHINES
 
 JOBS_BETWEEN_READINGS = 1000
@@ -39,8 +40,8 @@ def _has_ended_job(draft: Draft) -> bool:
 
 
 def _is_idle(state: State) -> bool:
-    warming = any(model.state == "warming" for model in state.models.values())
-    return not (state.jobs or state.requests or warming)
+    trials = any(model.state == "warming" or model.runs for model in state.models.values())
+    return not (state.jobs or state.requests or trials)
 
 
 def compare(draft: Draft, taken: CountersRead) -> None:
@@ -54,4 +55,6 @@ def compare(draft: Draft, taken: CountersRead) -> None:
     if not device.counters_trusted or device.state not in USABLE:
         return
     if device.counter_differences > DIFFERENCES_MAX:
-        draft.device("distrust", data={"counters": difference(state, taken)})
+        differs = difference(state, taken)
+        draft.device("distrust", data={"counters": differs})
+        restrict(draft, f"the counters of the device are wrong: {differs}")

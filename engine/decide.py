@@ -11,6 +11,7 @@ from typing import assert_never
 
 from laneway.engine import (
     admission,
+    canaries,
     closing,
     completing,
     counting,
@@ -21,6 +22,7 @@ from laneway.engine import (
     recovering,
     starting,
     submitting,
+    trusting,
     unloading,
 )
 from laneway.engine.draft import Decision, Draft
@@ -53,6 +55,7 @@ from laneway.engine.inputs import (
     RequestSubmitted,
     ResetFinished,
     RestoreFailed,
+    StatusDoubted,
     SubmitAccepted,
     SubmitDoubtful,
     SubmitRefused,
@@ -79,9 +82,10 @@ def decide(state: State, taken: Input, at_ns: int) -> Decision:
 def settle(draft: Draft) -> None:
     """Let every decision end the same way.
 
-    Release what is idle, go on with a recovery, close if all is done, plan the next job, compare
-    counters and ask for the health when it is due.
+    Conclude what golden runs cannot decide, release what is idle, go on with a recovery, close if
+    all is done, plan the next job, compare counters and ask for the health when it is due.
     """
+    canaries.settle_runs(draft)
     unloading.unload_if_idle(draft)
     recovering.advance(draft)
     closing.shut_if_idle(draft)
@@ -124,6 +128,8 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             faulting.stall(draft, taken)
         case CancelTold():
             faulting.recall_told(draft, taken)
+        case StatusDoubted():
+            trusting.doubt_status(draft, taken)
         case HealthProbed():
             unloading.judge_reread(draft, taken)
             health.probed(draft, taken)

@@ -237,7 +237,8 @@ class Conclude:
     """Tell a client its one ending.
 
     ``finish_reason`` is stop, length, cancelled, deadline or error. ``kind`` names the error
-    (``RejectReason`` value or fault); "" when it ended well.
+    (``RejectReason`` value or fault); "" when it ended well. From ``suspect_tokens_from`` on the
+    device's numbers were in doubt when its tokens were made, None: nowhere (decision 15).
     """
 
     request: int
@@ -249,6 +250,7 @@ class Conclude:
     http_status: int = 200
     retry_after_ns: int | None = None
     admitted: bool = True
+    suspect_tokens_from: int | None = None
 
 
 DeviceEffect = (

@@ -28,6 +28,8 @@ def conclude(
     model = draft.state.models.get(request.model)
     generation = 0 if model is None else model.generation
     data = {"reason": kind or finish_reason, "tokens": len(request.tokens)}
+    if request.suspect_from is not None:
+        data["suspect_from"] = request.suspect_from
     draft.emit("request", request.number, trigger, generation=generation, data=data)
     draft.ask(
         Conclude(
@@ -39,6 +41,7 @@ def conclude(
             message=message,
             http_status=http_status,
             retry_after_ns=retry_after_ns,
+            suspect_tokens_from=request.suspect_from,
         )
     )
     if request.lane is not None:

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Callable
 
 from laneway.engine.errors import IllegalTransitionError, InternalError
+from laneway.engine.evolve_canaries import evolve_ceiling
 from laneway.engine.evolve_jobs import evolve_job
 from laneway.engine.evolve_ladder import evolve_ladder
 from laneway.engine.evolve_lanes import evolve_lane
@@ -16,11 +17,15 @@ from laneway.engine.inputs import (
     HealthProbed,
     Input,
     JobStalled,
+    StatusDoubted,
 )
 from laneway.engine.ledger import difference
+from laneway.engine.limits import SECOND
 from laneway.engine.ports import Step
 from laneway.engine.state import DeviceState, State, entities_of, state_of
 from laneway.statemachines import MACHINES, Event, entity_name
+
+HOUR_NS = 3600 * SECOND
 
 
 def fold(state: State, step: Step) -> None:
@@ -50,6 +55,10 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         state.jobs[taken.job].suspected = True
     elif isinstance(taken, HealthProbed):
         state.device.health_ns = at_ns
+    elif isinstance(taken, StatusDoubted) and taken.kind == "missed":
+        after_ns = at_ns - HOUR_NS
+        missed = tuple(one for one in state.device.missed_ns if one > after_ns)
+        state.device.missed_ns = (*missed, at_ns)[-state.limits.missed_completions_max - 1 :]
     elif isinstance(taken, CountersRead):
         device = state.device
         differs = bool(difference(state, taken))
@@ -100,7 +109,9 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
     device.state = event.dest
     if event.trigger == "distrust":
         device.counters_trusted = False
-        device.ceiling_reason = f"the counters of the device are wrong: {event.data['counters']}"
+        return
+    if event.trigger in ("restrict", "relax"):
+        evolve_ceiling(state, event)
         return
     device.reason = event.data.get("reason", "")
     evolve_ladder(state, event, taken)

@@ -3,6 +3,7 @@
 from collections import deque
 
 from laneway.engine.errors import InternalError
+from laneway.engine.evolve_canaries import count_job
 from laneway.engine.evolve_ladder import note_exception
 from laneway.engine.evolve_requests import drop_passed, forget_alone, leave_turns
 from laneway.engine.guilt import pardon
@@ -68,6 +69,10 @@ def _plan(state: State, number: int, event: Event) -> None:
     )
     state.reserving = ()
     state.jobs[number] = job
+    if len(state.jobs) > 1:
+        for one in state.jobs.values():
+            one.overlapped = True
+    state.models[job.model].canary.went = job.origin == "canary"
     if job.origin != "request":
         state.models[job.model].runs[job.rows[0].owner].job = number
         return
@@ -148,9 +153,12 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
         _leave_run(state, job, event)
         return
     results: tuple[RowResult | None, ...] = (None,) * len(job.rows)
-    if event.trigger == "complete":
+    if event.trigger == "complete" and not event.data.get("withheld"):
         assert isinstance(taken, Completed)
         results = taken.rows
+        model = state.models[job.model]
+        assert model.facts is not None
+        count_job(model, model.facts.by_name[state.buffers[job.buffer].submodel].batch_max)
     again: list[int] = []
     for row, result in zip(job.rows, results, strict=True):
         request = state.requests.get(row.owner)
@@ -194,6 +202,7 @@ def _go_on_with_known(state: State, request: RequestState) -> None:
 def _leave_run(state: State, job: JobState, event: Event) -> None:
     run = state.models[job.model].runs[job.rows[0].owner]
     run.job = None
+    run.overlapped = run.overlapped or job.overlapped
     if event.trigger == "complete":
         run.done_tokens = job.rows[0].to_tokens
         run.refusals = run.kv_refusals = 0

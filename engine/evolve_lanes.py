@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable
 
+from laneway.engine.evolve_canaries import begin_canary
 from laneway.engine.inputs import Input
 from laneway.engine.state import LaneState, State, TrialRun, kv_operation
 from laneway.statemachines import Event
@@ -27,6 +28,8 @@ def evolve_lane(state: State, event: Event, taken: Input) -> None:
         state.reserving += event.entities
     elif event.trigger == "bind" and event.data["origin"] != "request":
         _begin_run(state, event)
+    elif event.trigger == "suspect":
+        _forget_runs(state, event)
 
 
 def _take(heap: list[int], number: int) -> None:
@@ -49,6 +52,8 @@ def _begin_run(state: State, event: Event) -> None:
         lanes=event.entities,
     )
     model.next_run = number + 1
+    if event.data["origin"] == "canary":
+        begin_canary(state, model, event)
 
 
 def _end_run(state: State, event: Event) -> None:
@@ -56,6 +61,16 @@ def _end_run(state: State, event: Event) -> None:
     lane = state.lanes[event.entities[0]]
     if lane.origin != "request" and lane.owner is not None:
         del state.models[lane.model].runs[lane.owner]
+
+
+def _forget_runs(state: State, event: Event) -> None:
+    """Forget the canaries that have no lane any more: what they ran in is unknown."""
+    lanes = state.lanes
+    runs = state.models[lanes[event.entities[0]].model].runs
+    for run in list(runs.values()):
+        held = any(lanes[n].owner == run.number and lanes[n].origin == "canary" for n in run.lanes)
+        if run.origin == "canary" and not held:
+            del runs[run.number]
 
 
 def _bind(lane: LaneState, event: Event, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from laneway.engine.effects import BufferPlan
 from laneway.engine.errors import InternalError
+from laneway.engine.evolve_canaries import evolve_proof
 from laneway.engine.inputs import ArtifactValidated, Input, ModelConfigured
 from laneway.engine.state import BufferState, LaneState, ModelState, State
 from laneway.statemachines import Event
@@ -24,6 +25,7 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
     model.releasing = event.data.get("release", False)
     model.reread_ns = event.data.get("reread_ns", 0)
     model.rereading = event.trigger == "reread"
+    evolve_proof(state, model, event)
     if event.trigger == "accept":
         _accept(state, model, event, taken)
     elif event.trigger == "degrade":

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 
 from laneway.engine.errors import InternalError
+from laneway.engine.evolve_canaries import remember_ended
 from laneway.engine.fairness import FIRST_KEY, UNIT
 from laneway.engine.guilt import accuse, pardon
 from laneway.engine.inputs import Input, RequestSubmitted
@@ -44,6 +45,7 @@ def evolve_request(state: State, event: Event, taken: Input) -> None:
                 forget_alone(state, request)
                 if event.trigger == "finish":
                     pardon(state.ladder, request.content)
+            remember_ended(state, request)
             _compact_waiting(state)
             _drop_passed_deadlines(state)
 

@@ -385,6 +385,20 @@ OF_THE_ENGINE: tuple[_Spec, ...] = (
         _counts_of("stale"),
     ),
     _Spec(
+        "canary_runs_total",
+        "counter",
+        "Golden runs among the jobs of requests that ended with a verdict: equal, different.",
+        ("result",),
+        _counts_of("canaries"),
+    ),
+    _Spec(
+        "inflight_restricted",
+        "gauge",
+        "1 while an anomaly leaves the device one job in flight, else 0.",
+        (),
+        lambda metrics: [((), int(metrics.restricted))],
+    ),
+    _Spec(
         "engine_slot_busy_seconds_total",
         "counter",
         "Time of each command bank with a job of requests, as the device tells it.",

@@ -14,6 +14,7 @@ a quarter of the lanes unknown, or a submodel without a buffer) that is brought 
 from laneway.engine.capability import can_cancel
 from laneway.engine.draft import Draft
 from laneway.engine.effects import CancelJob, ProbeHealth
+from laneway.engine.ending import fail
 from laneway.engine.inputs import (
     CancelTold,
     DeviceFaulted,
@@ -38,6 +39,7 @@ from laneway.engine.reserving import evict_if_idle, rollback
 from laneway.engine.reserving import suspect as suspect_lanes
 from laneway.engine.resuming import suspend_request
 from laneway.engine.state import JobState, ModelState, State
+from laneway.engine.trusting import restrict_if_overlapped
 
 UNKNOWN_LANES_MAX_SHARE = 0.25
 """Row 20 of the ladder: more unknown lanes than this share is a matter of the generation."""
@@ -109,6 +111,7 @@ def fault_job(
         rollback(draft, job, applied=True)
     else:
         suspect_lanes(draft, [row.lane for row in job.rows], reason=reason)
+    restrict_if_overlapped(draft, job, kind)
     if job.origin != "request":
         return
     for row in job.rows:
@@ -264,3 +267,18 @@ def requalify(draft: Draft) -> None:
 def suspect(draft: Draft, reason: str) -> None:
     """Stop submissions on the device at once (G4)."""
     draft.device("suspect", data={"reason": reason})
+
+
+def distrust_generation(draft: Draft, model: ModelState, reason: str) -> None:
+    """Believe nothing of a generation any more whose golden run alone differs (R14.5, row 12).
+
+    Requests with tokens that no canary proved end with an error: what they would go on from is in
+    doubt. The others go on in the next generation.
+    """
+    said = f"model/{model.number} computes wrongly: {reason}"
+    for request in list(draft.state.requests.values()):
+        if request.model == model.number and request.suspect_from is not None:
+            message = f"its tokens from position {request.suspect_from} on are in doubt: {said}"
+            fail(draft, request, "numbers_in_doubt", message)
+    cause, rung = first_rung("numeric", 0, quiescent=True, kv_effect="applied")
+    begin(draft, cause, rung, said)

@@ -453,6 +453,22 @@ class CancelTold:
 
 
 @attrs.frozen(kw_only=True)
+class StatusDoubted:
+    """What the device says of a job's state contradicts itself; each kind is said once a job.
+
+    ``kind`` is ``backwards`` (a poll showed a phase before one already shown), ``early`` (a poll
+    showed an end, and there is no result) or ``missed`` (a poll found an end that no wait had told
+    of). ``before`` and ``shown`` are phases.
+    """
+
+    job: int
+    ticket: int
+    kind: str
+    before: str
+    shown: str
+
+
+@attrs.frozen(kw_only=True)
 class HealthProbed:
     """The answer to a health probe; None when the device did not answer."""
 
@@ -575,6 +591,7 @@ Input = (
     | DeviceFaulted
     | JobStalled
     | CancelTold
+    | StatusDoubted
     | HealthProbed
     | BufferRestored
     | RestoreFailed

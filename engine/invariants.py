@@ -114,6 +114,7 @@ def check(state: State) -> None:
     check_jobs(state)
     check_queues(state)
     check_models(state)
+    check_canaries(state)
     check_end_states(state)
     check_ladder(state)
     check_numbers(state)
@@ -450,6 +451,26 @@ def check_models(state: State) -> None:
             raise InvariantError("E21", said)
     if len(state.models) > 1:
         raise InvariantError("R9.2", f"models {sorted(state.models)} hold the device")
+
+
+def check_canaries(state: State) -> None:
+    """E11, decision 15: who examines has one job in flight; no proof is ahead of its tokens."""
+    restricted = state.device.ceiling_reason or state.device.state not in ("serving", "degraded")
+    for model in state.models.values():
+        canary = model.canary
+        if canary.examining and not restricted:
+            raise InvariantError("E11", f"model/{model.number} is examined with two in flight")
+        if canary.examining and model.state not in ("ready", "draining"):
+            raise InvariantError("E11", f"model/{model.number} ({model.state}) is examined")
+        for run in model.runs.values():
+            lanes = [state.lanes[number] for number in run.lanes if number in state.lanes]
+            if run.origin == "canary" and not any(lane.owner == run.number for lane in lanes):
+                raise InvariantError("E19", f"run {run.number} of a canary has no lane")
+    for request in state.requests.values():
+        order = (request.proven_tokens, request.canary_tokens, len(request.tokens))
+        if list(order) != sorted(order):
+            said = f"proven, at the last canary, now: {order}"
+            raise InvariantError("decision 15", f"{_of(request)}: {said}")
 
 
 def check_end_states(state: State) -> None:

@@ -42,6 +42,11 @@ class Limits:
     tokens run before it. ``tenant_weights`` are (tenant, weight), 1 where none is given; a step of
     priority is worth ``priority_step_tokens`` of service.
 
+    Canaries: one is due after ``canary_jobs`` jobs of requests, or ``canary_idle_ns`` after the
+    last one began if a request was served since; 0 turns each off. A device that fell to one job
+    in flight gets its chance of two after ``requalify_canaries`` good ones, twice as many after
+    each further fall. ``missed_completions_max`` results in an hour may be found by a poll alone.
+
     Recovery: at most ``*_resets_max`` attempts on a rung in its window, 0 for none; before a
     further reset of the device a pause of ``device_reset_pause_ns``, doubled each time. What is in
     flight is waited for ``drain_timeout_ns`` before a reset; for a hung job that the device was
@@ -52,7 +57,8 @@ class Limits:
 
     Source: R5.3 (in-flight), R6.3 (rows), R5.4, R5.5 and E13 (queues), R7.2 and R14.1 (admission),
     E16 (hang rule), 9.2 rows 2, 3, 13, 17, 19 (retries), E22 (memory), E9 (memory kept for
-    good, per process), 9.3 (budgets, drain, pauses).
+    good, per process), 9.3 (budgets, drain, pauses), E25 and E11 (canaries), row 10 (missed
+    completions).
     """
 
     inflight_jobs_max: int = _limit(2)
@@ -103,3 +109,7 @@ class Limits:
     unhealthy_grace_ns: int = _limit(30 * SECOND)
     health_every_ns: int = _limit(10 * SECOND)
     poison_window_ns: int = _limit(3600 * SECOND)
+    canary_jobs: int = _limit(1000, 0)
+    canary_idle_ns: int = _limit(600 * SECOND, 0)
+    requalify_canaries: int = _limit(3)
+    missed_completions_max: int = _limit(2, 0)

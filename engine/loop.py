@@ -30,7 +30,7 @@ from laneway.engine.checking import (
 )
 from laneway.engine.clock import Clock, wall_clock_ns
 from laneway.engine.decide import decide
-from laneway.engine.effects import Conclude, Deliver, Effect
+from laneway.engine.effects import ClientEffect, Conclude, Deliver, Effect
 from laneway.engine.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -62,7 +62,7 @@ from laneway.engine.state import State, initial_state
 from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
 from laneway.engine.timing import next_wake_ns
-from laneway.engine.wanted import is_wanted, withdrawn_job
+from laneway.engine.wanted import is_believed, is_held_back, is_wanted, withdrawn_job
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
@@ -112,6 +112,9 @@ class Engine:
         self._inbox = Inbox(chosen.inbox_inputs_max)
         self._batch_max = chosen.step_batch_max
         self._outbox: deque[Effect] = deque()
+        self._held: list[ClientEffect] = []
+        self._unbelieved: dict[int, int] = {}
+        """Requests of which tokens were dropped, with the first position of those."""
         self._visible = threading.Condition(threading.RLock())
         self._streams: dict[int, Stream] = {}
         self._models_of: dict[int, int] = {}
@@ -249,6 +252,7 @@ class Engine:
                 effects.extend(decision.effects)
             self._journal.append(steps)
             self._durable_step = self._state.step
+            self._release_held()
             self._outbox.extend(effects)
             for step in steps:
                 self._show(step)
@@ -292,7 +296,9 @@ class Engine:
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
-        if isinstance(effect, Deliver):
+        if isinstance(effect, Deliver | Conclude) and self._is_held_back(effect):
+            self._held.append(effect)
+        elif isinstance(effect, Deliver):
             self._deliver(effect)
         elif isinstance(effect, Conclude):
             self._conclude(effect)
@@ -300,6 +306,20 @@ class Engine:
             self._device.execute(effect)
         elif (job := withdrawn_job(self._state, effect)) is not None:
             self._inbox.post(SubmitWithdrawn(job=job))
+
+    def _is_held_back(self, effect: ClientEffect) -> bool:
+        return is_held_back(self._state, self._models_of.get(effect.request))
+
+    def _release_held(self) -> None:
+        """Let clients hear what was held back, once nothing holds it back any more."""
+        if not self._held or any(map(self._is_held_back, self._held)):
+            return
+        for effect in reversed(self._held):
+            if is_believed(self._state, effect, self._models_of.get(effect.request)):
+                self._outbox.appendleft(effect)
+            elif isinstance(effect, Deliver):
+                self._unbelieved[effect.request] = effect.position
+        self._held.clear()
 
     def _deliver(self, effect: Deliver) -> None:
         stream = self._streams[effect.request]
@@ -311,6 +331,8 @@ class Engine:
     def _conclude(self, effect: Conclude) -> None:
         stream = self._streams.pop(effect.request)
         model = self._models_of.pop(effect.request, None)
+        if (told := self._unbelieved.pop(effect.request, None)) is not None:
+            effect = attrs.evolve(effect, completion_tokens=told)
         text = self._text_of(model)
         rest = ""
         if text is not None:
@@ -613,6 +635,7 @@ class Engine:
             self._failure = failure
             self._ended = True
             self._outbox.clear()
+            self._held.clear()
             self._visible.notify_all()
         self._finish(failure)
 

@@ -50,6 +50,7 @@ _REQUEST_FINAL = MACHINES["request"].final
 _JOB_FINAL = MACHINES["job"].final
 _FINISHED_REASON = {"cancel": "abort", "expire": "deadline", "fail": "error"}
 _CORRUPTED = "device_fault_numeric"
+_VERDICTS = {"prove": "equal", "acquit": "equal", "mark": "different"}
 
 
 @attrs.define
@@ -69,6 +70,8 @@ class Metrics:
     rejections: Counter[str] = attrs.Factory(Counter)
     exceptions: Counter[str] = attrs.Factory(Counter)
     stale: Counter[str] = attrs.Factory(Counter)
+    canaries: Counter[str] = attrs.Factory(Counter)
+    restricted: bool = False
     device_jobs: dict[str, int] = attrs.Factory(dict)
     occupancy: Occupancy = attrs.Factory(Occupancy)
     gained: list[int] = attrs.Factory(list)
@@ -197,10 +200,14 @@ class Metrics:
             del self.jobs[number]
             job.model.active_lanes -= len(job.owners)
             if job.origin == "request":
-                self._end_job(number, job, event.trigger, step)
+                trigger = "" if event.data.get("withheld") else event.trigger
+                self._end_job(number, job, trigger, step)
 
     def _end_job(self, number: int, job: LiveJob, trigger: str, step: Step) -> None:
-        """Settle a job of requests that is terminal, however it ended."""
+        """Settle a job of requests that is terminal, however it ended.
+
+        ``trigger``: "" for one whose results were taken back, to be run again.
+        """
         if trigger == "complete":
             self._account(job, step)
         else:
@@ -305,6 +312,8 @@ class Metrics:
             self.models[number].bring_up(held)
         elif event.dest == "unloaded":
             self._let_go(number)
+        elif event.trigger in _VERDICTS:
+            self.canaries[_VERDICTS[event.trigger]] += 1
 
     def _let_go(self, number: int) -> None:
         """Keep what a model counted, unless it never had a generation or is too long ago."""
@@ -319,6 +328,8 @@ class Metrics:
 
     def _take_device(self, event: Event, step: Step) -> None:
         self.device_state = event.dest
+        if event.trigger in ("open", "restrict", "relax"):
+            self.restricted = event.trigger == "restrict"
 
 
 _INPUTS: dict[type, Callable[[Metrics, Any], None]] = {

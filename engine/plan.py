@@ -33,7 +33,8 @@ class PlanRow:
 class Plan:
     """One job to be: task, buffer, rows in the order of their lanes.
 
-    ``trial`` is the trial that a job of another origin than a request runs.
+    ``trial`` is the trial that a job of another origin than a request runs; ``pair``: as one of two
+    runs that are to be in flight at once.
     """
 
     task: str
@@ -42,21 +43,39 @@ class Plan:
     buffer: int
     rows: tuple[PlanRow, ...]
     trial: int | None = None
+    pair: bool = False
 
 
 def inflight_ceiling(state: State) -> int:
     """Return how many jobs may be in flight now.
 
-    Policy, and what is verified of the device with each calbin on it; 1 on a degraded device and on
-    one whose word is not believed (R5.3, E11, E14, G12, G19).
+    What ``full_ceiling`` says; 1 on a degraded device and on one that fell to it, except for the
+    two golden runs that are to show whether it may have two again (R5.3, E11, E14, G12, G19).
     """
-    facts = state.device.facts
     if state.device.state == "recovering":
         return 1  # golden and warm-up of what was configured anew
-    if facts is None or state.device.state not in USABLE:
+    if state.device.facts is None or state.device.state not in USABLE:
         return 0
-    if state.device.state == "degraded" or state.device.ceiling_reason:
+    if state.device.state == "degraded":
         return 1
+    if state.device.ceiling_reason and not _only_pair_flies(state):
+        return 1
+    return full_ceiling(state)
+
+
+def _only_pair_flies(state: State) -> bool:
+    """Return whether two golden runs are under way to be in flight at once, and nothing else is."""
+    pairs = {(model.number, run) for model in state.models.values() for run in model.canary.pairing}
+    return bool(pairs) and all(
+        job.origin == "canary" and (job.model, job.rows[0].owner) in pairs
+        for job in state.jobs.values()
+    )
+
+
+def full_ceiling(state: State) -> int:
+    """Return how many jobs may be in flight by policy and by what is verified (R5.3, E11, G19)."""
+    facts = state.device.facts
+    assert facts is not None
     verified = [
         inflight_max(facts, model.facts.sha256)
         for model in state.models.values()

@@ -1,15 +1,16 @@
 """Plan the next jobs: a plan is a value; it is validated, then it becomes events and one effect.
 
-Who goes next is decided in queueing.py for requests and in trials.py for golden, warm-up and
-canary; plan.py holds the rules of every plan. Source: R5.4, R6.2, G9.
+Who goes next is decided in queueing.py for requests, in trials.py for golden and warm-up, in
+canaries.py for what runs of them while requests are served; plan.py holds the rules of every plan.
+Source: R5.4, R6.2, G9.
 """
 
 from typing import Any
 
+from laneway.engine.canaries import choose_served
 from laneway.engine.draft import Draft
 from laneway.engine.effects import KvOperation, SubmitJob, SubmitRow
 from laneway.engine.plan import Plan, PlanRow, inflight_ceiling, places_of, validate
-from laneway.engine.queueing import choose_request
 from laneway.engine.state import RequestState, State, end_tokens, kv_operation
 from laneway.engine.trials import choose_trial
 
@@ -34,7 +35,7 @@ def choose(state: State) -> Plan | None:
         if model.state == "warming":
             chosen = choose_trial(state, model)
         elif model.state in ("ready", "draining"):
-            chosen = choose_request(state, model)
+            chosen = choose_served(state, model)
         if chosen is not None:
             return chosen
     return None
@@ -74,6 +75,8 @@ def _bind(draft: Draft, chosen: Plan, generation: int) -> None:
     data: dict[str, Any] = {"origin": chosen.origin, "owners": owners}
     if chosen.trial is not None:
         data["trial"] = chosen.trial
+    if chosen.pair:
+        data["pair"] = True
     draft.emit("lane", lanes, "bind", generation=generation, data=data)
     if chosen.trial is None:
         draft.emit("request", owners, "prefill", generation=generation, data={"lanes": lanes})

@@ -59,6 +59,14 @@ def choose_request(state: State, model: ModelState) -> Plan | None:
     return None
 
 
+def choose_begun(state: State, model: ModelState) -> Plan | None:
+    """Return the next job of a request that has a lane; whoever waits goes on waiting."""
+    for queue in (state.prefill_again, state.chunking):
+        for request in _live(state, queue, model, is_prefilling):
+            return _prefill_alone(state, model, request, request.lane)
+    return _choose_decode(state, model)
+
+
 def prefill_bound_turns(limits: Limits, tokens_max: int) -> int:
     """Return for how many turns at most an empty lane waits for the next prompt.
 

@@ -38,11 +38,12 @@ from laneway.engine.ladder import (
     pause_ns,
     within,
 )
-from laneway.engine.plan import USABLE
+from laneway.engine.plan import USABLE, full_ceiling
 from laneway.engine.reserving import suspect as suspect_lanes
 from laneway.engine.resuming import resume_request, suspend_request
 from laneway.engine.state import DEVICE as DEVICE_NUMBER
 from laneway.engine.state import ModelState, State
+from laneway.engine.trusting import restrict
 
 WELL = ("ok", "degraded")
 FOREIGN_RESETS_MAX = 1
@@ -345,6 +346,8 @@ def serve_again(draft: Draft) -> None:
     assert recovery is not None
     data = {"reason": "", "resets": recovery.resets, "since_ns": recovery.begun_ns}
     draft.device("serve", data=data)
+    if full_ceiling(state) > 1:
+        restrict(draft, "after a reset, until two golden runs in flight at once were equal")
     if state.closing:
         draft.device("drain")
     for number in sorted(state.models):

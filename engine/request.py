@@ -136,7 +136,8 @@ class Result:
 
     ``finish_reason`` is stop, length, cancelled, deadline or error. ``text`` is None where the
     model has no tokenizer. ``logprobs`` has an entry for each token, as in Delta, if they were
-    asked for.
+    asked for. ``suspect_tokens_from``: a canary found the device's numbers in doubt, and the tokens
+    from this position on were made since the last good one; None: nothing was found.
     """
 
     request: int
@@ -147,6 +148,7 @@ class Result:
     usage: Usage
     error: RequestError | None = None
     logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
+    suspect_tokens_from: int | None = None
 
     def raise_for_error(self) -> None:
         """Raise the request's error, if it has one."""

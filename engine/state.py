@@ -85,6 +85,12 @@ class RequestState:
     content: str = ""
     """What it was accused under (guilt.py), "" if it never was."""
 
+    canary_tokens: int = 0
+    proven_tokens: int = 0
+    suspect_from: int | None = None
+    """Its tokens when the last canary began, when the last good one did, and the first that a
+    canary that differed put in doubt (decision 15)."""
+
 
 @attrs.frozen
 class JobRow:
@@ -116,6 +122,8 @@ class JobState:
     ticket: int = 0
     suspected: bool = False
     recall_until_ns: int = 0
+    overlapped: bool = False
+    """Whether another job was in flight at any moment of it."""
 
 
 @attrs.define
@@ -163,7 +171,8 @@ class LaneState:
 class TrialRun:
     """One run of a trial: which one, its tokens so far, its lanes and its job.
 
-    A trial for a batch runs in as many lanes, all with the same tokens.
+    A trial for a batch runs in as many lanes, all with the same tokens. ``overlapped``: any of its
+    jobs so far was.
     """
 
     number: int
@@ -174,6 +183,33 @@ class TrialRun:
     job: int | None = None
     refusals: int = 0
     kv_refusals: int = 0
+    overlapped: bool = False
+
+
+@attrs.define
+class Canary:
+    """The books of a generation's canaries (canaries.py).
+
+    ``jobs`` of requests were completed since the last one began, which was at ``since_ns`` and ran
+    trial ``trial``. ``batches`` are those that jobs of requests ran in. ``went``: the model's last
+    job was a canary's. ``pairing`` are the runs of an interleave golden under way, of which
+    ``paired`` ended equal. ``examining``: a canary differed and nothing is believed until
+    ``examiner``, a run alone, has decided. ``ended`` are requests that ended with tokens that no
+    canary proved, each with the first such position; ``ended_before`` those of them that had ended
+    when the canary under way began.
+    """
+
+    jobs: int = 0
+    since_ns: int = 0
+    trial: int = -1
+    batches: tuple[int, ...] = ()
+    went: bool = False
+    pairing: tuple[int, ...] = ()
+    paired: int = 0
+    examining: bool = False
+    examiner: int | None = None
+    ended: list[tuple[int, int]] = attrs.Factory(list)
+    ended_before: list[tuple[int, int]] = attrs.Factory(list)
 
 
 @attrs.define
@@ -215,6 +251,7 @@ class ModelState:
 
     reread_ns: int = 0
     rereading: bool = False
+    canary: Canary = attrs.Factory(Canary)
 
 
 @attrs.define
@@ -236,8 +273,10 @@ class DeviceState:
     """The device as the engine sees it, and the counts behind its budgets (E28).
 
     ``counter_differences``: comparisons in a row in which its counters differed from the ledger.
-    ``ceiling_reason``: why only one job may be in flight, "" if more may. ``health_ns``: when its
-    health was told last. ``lost_rung``: 7 where a new process may open it again, 8 where not.
+    ``ceiling_reason``: why only one job may be in flight, "" if more may; ``ceiling_falls``: how
+    often it became so; ``good_canaries``: since the last anomaly. ``missed_ns``: when polls found
+    what no wait had told, the latest few. ``health_ns``: when its health was told last.
+    ``lost_rung``: 7 where a new process may open it again, 8 where not.
     """
 
     state: str = "closed"
@@ -254,6 +293,9 @@ class DeviceState:
     ceiling_reason: str = ""
     health_ns: int = 0
     lost_rung: int = 0
+    ceiling_falls: int = 0
+    good_canaries: int = 0
+    missed_ns: tuple[int, ...] = ()
 
 
 @attrs.define

@@ -8,6 +8,7 @@ are spent. The rows of a refused batch are tried again one by one, so that a bad
 stale epochs and device codes end in the device's end state.
 """
 
+from laneway.engine.canaries import drop_broken_runs, drop_run
 from laneway.engine.draft import Draft
 from laneway.engine.ending import fail
 from laneway.engine.faulting import absolve, judge_rest
@@ -135,6 +136,7 @@ def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
     if model.state == "warming" and any(lane.number in run.lanes for run in model.runs.values()):
         fail_load(draft, model, f"the KV of a trial is in doubt: {reason}")
         return
+    drop_broken_runs(draft, model)
     if owner is not None:
         suspend_request(draft, owner, reason, suspect=False, kind="kv_unknown")
     judge_rest(draft, model, reason)
@@ -182,6 +184,8 @@ def _fail_owners(
     if job.origin != "request":
         if model.state == "warming":
             fail_load(draft, model, f"a trial was refused: {reason}")
+        elif (run := model.runs.get(job.rows[0].owner)) is not None:
+            drop_run(draft, model, run)
         return
     for request in _owners(draft, job):
         _fail_refused(draft, job, request, kind, reason, http_status=http_status)

@@ -1,10 +1,11 @@
-"""Golden, warm-up and canary: jobs of nobody, whose numbers are known or thrown away (E25).
+"""Golden and warm-up: jobs of nobody, whose numbers are known or thrown away (E25).
 
 A trial is a fixed sequence of the artifact. A run of it takes as many lanes as its batch, in the
 submodels of that batch, all rows with the same tokens; so every lane position of every
 compiled graph is held against the same golden rows. Runs are ordinary jobs: planned, validated,
 submitted and accounted like any other (decision 19). While a model is warming nothing else is
-planned, and its trials run one after the other.
+planned, and its trials run one after the other. Once it serves, its golden trials run again as
+canaries (canaries.py).
 """
 
 from laneway.engine.draft import Draft
@@ -25,9 +26,11 @@ def choose_trial(state: State, model: ModelState) -> Plan | None:
     if index is None:
         return None
     trial = model.facts.trials[index]
-    return plan_run(
-        state, model, TrialRun(number=index, trial=index, origin=trial.origin), begin=True
-    )
+    lanes = tuple(sorted(model.empty_lanes)[: trial.batch])
+    if len(lanes) < trial.batch:
+        return None
+    run = TrialRun(number=index, trial=index, origin=trial.origin)
+    return plan_run(state, model, run, begin=lanes)
 
 
 def next_trial(state: State, model: ModelState) -> int | None:
@@ -43,17 +46,27 @@ def next_trial(state: State, model: ModelState) -> int | None:
     return None
 
 
-def plan_run(state: State, model: ModelState, run: TrialRun, *, begin: bool = False) -> Plan | None:
-    """Return the next job of a run, or None while its lanes or buffer are not free."""
+def plan_run(
+    state: State,
+    model: ModelState,
+    run: TrialRun,
+    *,
+    begin: tuple[int, ...] = (),
+    pair: bool = False,
+) -> Plan | None:
+    """Return the next job of a run, or None while its lanes or buffer are not free.
+
+    ``begin``: it is its first, in these lanes. ``pair``: the run is one of two at once.
+    """
     assert model.facts is not None
     trial = model.facts.trials[run.trial]
+    lanes = begin or run.lanes
     decoded = run.done_tokens - len(trial.prompt)
     task = "prefill" if run.done_tokens == 0 else "decode"
     tokens = trial.prompt if task == "prefill" else trial.forced[decoded : decoded + 1]
-    lanes = tuple(sorted(model.empty_lanes)[: trial.batch]) if begin else run.lanes
-    submodel = submodel_of(state, model, trial, task, tokens=len(tokens))
+    submodel = submodel_of(state, model, trial, task, tokens=len(tokens), rows=len(lanes))
     buffer = None if submodel is None else free_buffer(model, submodel)
-    if buffer is None or len(lanes) < trial.batch:
+    if buffer is None:
         return None
     rows = tuple(
         PlanRow(
@@ -62,23 +75,34 @@ def plan_run(state: State, model: ModelState, run: TrialRun, *, begin: bool = Fa
             tokens=tokens,
             start=run.done_tokens,
             sampling=None,
-            bind=begin,
+            bind=bool(begin),
         )
         for lane in lanes
     )
     return Plan(
-        task=task, origin=run.origin, model=model.number, buffer=buffer, rows=rows, trial=run.trial
+        task=task,
+        origin=run.origin,
+        model=model.number,
+        buffer=buffer,
+        rows=rows,
+        trial=run.trial,
+        pair=pair,
     )
 
 
 def submodel_of(
-    state: State, model: ModelState, trial: Trial, task: str, *, tokens: int
+    state: State, model: ModelState, trial: Trial, task: str, *, tokens: int, rows: int = 0
 ) -> SubmodelFacts | None:
-    """Return the submodel that runs a trial: of its batch, or the next larger that may, or None."""
+    """Return the submodel that runs a trial: of its batch, or the next larger that may, or None.
+
+    ``rows``: in how many of its rows, 0 for as many as its batch.
+    """
     facts = model.facts
     assert facts is not None
+    rows = rows or trial.batch
     for submodel in facts.tasks[task]:
-        if submodel.tokens_max >= tokens and takes_rows(state, facts, submodel, trial.batch):
+        fits = submodel.tokens_max >= tokens and submodel.batch_max >= trial.batch
+        if fits and takes_rows(state, facts, submodel, rows):
             return submodel
     return None
 

@@ -40,6 +40,9 @@ class _Flight:
     generation: int
     buffer: int
     ticket: int | None = None
+    model: int = 0
+    run: int | None = None
+    """The run of a trial, None for a job of requests."""
 
 
 @attrs.define
@@ -56,6 +59,15 @@ class Watch:
     """Every request received so far, with the trigger of its ending or ""."""
 
     _device: str = "closed"
+    _one_alone: bool = False
+    """Whether the device fell to one job in flight and has not two again."""
+
+    _pairs: set[int] = attrs.Factory(set)
+    """Runs that are to be in flight two at once."""
+
+    _examined: set[int] = attrs.Factory(set)
+    """Models of which nothing is believed until a golden run alone decides."""
+
     _flights: dict[int, _Flight] = attrs.Factory(dict)
     _restoring: dict[int, int] = attrs.Factory(dict)
     _last: dict[str, int] = attrs.Factory(dict)
@@ -130,6 +142,8 @@ class Watch:
                     self._take_job(step, number, event)
             case "lane" if event.trigger == "commit":
                 self._check_commit(step, event)
+            case "lane" if event.trigger == "bind" and event.data.get("pair"):
+                self._pairs.update(event.data["owners"])
             case "buffer":
                 self._take_buffer(step, event)
             case "model":
@@ -138,6 +152,9 @@ class Watch:
                 self._device = event.dest
                 if event.trigger == "recover" and event.epoch != self._last.get("epoch"):
                     self._rises("epoch", (event.epoch,))
+                if event.trigger in ("open", "restrict", "relax"):
+                    self._one_alone = event.trigger == "restrict"
+                    self._pairs.clear()
                 if event.trigger == "open":
                     self._rises("epoch", (event.epoch,))
                     self._rises("incarnation", (event.data["incarnation"],))
@@ -159,8 +176,11 @@ class Watch:
                 said = f"step {step.step}: job/{number} on a {self._device} device"
                 raise InvariantError("I10", said)
             self._rises("job", (number,))
-            buffer = event.data["buffer"]
-            self._flights[number] = _Flight(event.epoch, event.generation, buffer)
+            data = event.data
+            run = None if data["origin"] == "request" else data["owners"][0]
+            new = _Flight(event.epoch, event.generation, data["buffer"], None, data["model"], run)
+            self._check_alone(step, number, new)
+            self._flights[number] = new
             return
         flight = self._flights.get(number)
         if flight is None:
@@ -174,8 +194,24 @@ class Watch:
                     told = type(step.taken).__name__
                     said = f"step {step.step}: job/{number} completes at a {told}"
                     raise InvariantError("E7", said)
+                withheld = bool(event.data.get("withheld"))
+                if withheld != (flight.run is None and flight.model in self._examined):
+                    said = f"step {step.step}: of job/{number} withheld: {withheld}"
+                    raise InvariantError("E11", f"{said}, examined: {not withheld}")
                 self._restoring[flight.buffer] = number
             del self._flights[number]
+
+    def _check_alone(self, step: Step, number: int, flight: _Flight) -> None:
+        """E11: after an anomaly one job flies alone, and while one decides no request's does."""
+        said = f"step {step.step}: job/{number}"
+        others = self._flights.values()
+        if self._one_alone and others:
+            if not all(one.run in self._pairs for one in (flight, *others)):
+                raise InvariantError(
+                    "E11", f"{said} is planned beside jobs {sorted(self._flights)}"
+                )
+        if flight.model in self._examined and (flight.run is None or others):
+            raise InvariantError("E11", f"{said} is planned while model/{flight.model} is examined")
 
     def _check_commit(self, step: Step, event: Event) -> None:
         """E17: KV becomes true only when the device said so, and only for the job it said it of."""
@@ -198,6 +234,12 @@ class Watch:
                 raise InvariantError("E4", said)
 
     def _take_model(self, event: Event) -> None:
+        if event.trigger == "examine":
+            self._examined.update(event.entities)
+        if event.trigger == "degrade":
+            self._pairs.clear()  # runs are numbered anew
+        if event.trigger == "acquit" or event.dest not in ("ready", "draining"):
+            self._examined.difference_update(event.entities)
         if event.trigger == "load":
             self._rises("model", event.entities)
         elif event.trigger == "reconfigure":

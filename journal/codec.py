@@ -72,6 +72,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "DeviceFaulted": (1, inputs.DeviceFaulted),
         "JobStalled": (1, inputs.JobStalled),
         "CancelTold": (1, inputs.CancelTold),
+        "StatusDoubted": (1, inputs.StatusDoubted),
         "HealthProbed": (1, inputs.HealthProbed),
         "BufferRestored": (1, inputs.BufferRestored),
         "RestoreFailed": (1, inputs.RestoreFailed),

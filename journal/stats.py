@@ -138,7 +138,8 @@ def _add_job(sums: _Sums, event: Event, taken: Input) -> None:
                 sums.owners[number] = tuple(event.data.get("owners", ()))
         elif event.dest in MACHINES["job"].final:
             owners = sums.owners.pop(number, ())
-            if event.trigger != "complete" or not isinstance(taken, Completed):
+            believed = event.trigger == "complete" and not event.data.get("withheld")
+            if not believed or not isinstance(taken, Completed):
                 continue
             for owner, row in zip(owners, taken.rows, strict=False):
                 if owner in sums.open_tokens and not row.fault:

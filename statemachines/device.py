@@ -55,10 +55,29 @@ DEVICE = declare(
                 (state,),
                 state,
                 "counting.compare",
-                "R5.3, E14",
-                "its counters differed twice in a row: one job in flight from here on",
+                "E14",
+                "its counters differed twice in a row: nothing is believed of them from here on",
             )
             for state in ("serving", "degraded", "draining")
+        ),
+        *(
+            Edge(
+                "restrict",
+                (state,),
+                state,
+                "trusting.restrict",
+                "R5.3, E11",
+                "an anomaly: one job in flight from here on",
+            )
+            for state in ("serving", "degraded", "suspect", "draining")
+        ),
+        Edge(
+            "relax",
+            ("serving",),
+            "serving",
+            "trusting.relax",
+            "R5.3, E11",
+            "two golden runs in flight at once were equal: two jobs in flight again",
         ),
         Edge("drain", ("serving", "degraded"), "draining", "closing.close", "R14.6"),
         Edge(

@@ -53,6 +53,24 @@ MODEL = declare(
             "G5, G12",
             "a verified reset: a new generation of the same load",
         ),
+        *(
+            Edge(trigger, (state,), state, "canaries.judge_canary", rule, why)
+            for trigger, rule, why in (
+                ("prove", "E25", "a canary was equal: tokens from before it began are believed"),
+                (
+                    "mark",
+                    "E25, R14.5",
+                    "a canary differed: tokens since the last good one are in doubt",
+                ),
+                (
+                    "examine",
+                    "E11, R14.5",
+                    "jobs overlapped in it: nothing is believed until a golden run alone decides",
+                ),
+                ("acquit", "E11", "that run was equal: it goes on with one job in flight"),
+            )
+            for state in ("ready", "draining")
+        ),
         Edge("drain", ("ready",), "draining", "unloading.drain", "R10.1, R10.3"),
         Edge("unload", ("draining",), "unloading", "unloading.unload_if_idle", "R10.1, R10.3, G16"),
         Edge(

@@ -5,13 +5,23 @@ step; the end checks that each request was told once, that the tokens are those 
 that fold and second decision give the live state.
 """
 
+import attrs
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from support.fake_device import KvFault, healthy
+from support.fake_device import FakeDevice, KvFault, healthy
 from support.rig import Rig
+from support.schedules import VERIFIED
 
-from laneway.engine.inputs import Completed, DeviceFaulted, HealthProbed, JobStalled, RestoreFailed
+from laneway.engine import Limits
+from laneway.engine.inputs import (
+    Completed,
+    DeviceFaulted,
+    HealthProbed,
+    JobStalled,
+    RestoreFailed,
+    StatusDoubted,
+)
 
 HARMLESS = (0x0301, 0x0601, 0x0101, "early", "doubt")
 FATAL = (0x0201, 0x0801)
@@ -23,10 +33,17 @@ class EngineRules(RuleBasedStateMachine):
     rig: Rig
     fatal: bool
 
-    @initialize(fatal=st.booleans(), loaded=st.booleans())
-    def begin(self, fatal: bool, loaded: bool) -> None:
-        """Open the engine, with or without its model."""
-        self.rig = Rig(load=loaded)
+    @initialize(
+        fatal=st.booleans(),
+        loaded=st.booleans(),
+        inflight=st.sampled_from([1, 2]),
+        canaries=st.booleans(),
+    )
+    def begin(self, fatal: bool, loaded: bool, inflight: int, canaries: bool) -> None:
+        """Open the engine, with or without its model, with or without canaries."""
+        device = FakeDevice(inflight_max=inflight, verified=VERIFIED)
+        limits = Limits(canary_jobs=3, canary_idle_ns=60_000, requalify_canaries=1)
+        self.rig = Rig(load=loaded, device=device, limits=limits, canaries=canaries)
         self.fatal = fatal
 
     @rule(
@@ -100,7 +117,7 @@ class EngineRules(RuleBasedStateMachine):
     @rule(stage=st.sampled_from(["suspect", "suspect", "confirm", "cap"]))
     def stall(self, stage: str) -> None:
         """A job is suspected to hang."""
-        (job,) = self.rig.state.jobs.values()
+        job = next(iter(self.rig.state.jobs.values()))
         self.rig.post(
             JobStalled(
                 job=job.number,
@@ -146,6 +163,22 @@ class EngineRules(RuleBasedStateMachine):
         done = [step.taken for step in self.rig.steps if isinstance(step.taken, Completed)]
         if done:
             self.rig.post(done[-1])
+
+    @rule(kind=st.sampled_from(["backwards", "early", "missed"]))
+    def doubt(self, kind: str) -> None:
+        """The device contradicts itself about a job."""
+        said = StatusDoubted(job=1, ticket=1, kind=kind, before="exec", shown="h2d")
+        self.rig.post(said)
+
+    @rule(differs=st.booleans())
+    def judge(self, differs: bool) -> None:
+        """Canaries that overlapped differ from here on, or none does."""
+        wrong = self.rig.state.jobs if differs else {}
+        self.rig.device.on_result = lambda asked, done: (
+            attrs.evolve(done, rows=tuple(attrs.evolve(r, verdict="differs") for r in done.rows))
+            if asked.origin == "canary" and asked.job in wrong and wrong[asked.job].overlapped
+            else done
+        )
 
     @precondition(lambda self: self.fatal)
     @rule()

@@ -23,7 +23,10 @@ def shapes(draw: st.DrawFn) -> Shape:
         spare_lanes=draw(st.sampled_from([0, 1, 16])),
         rule=draw(st.sampled_from(["length_zero", "mask_csr", "undefined"])),
         inflight=draw(st.sampled_from([1, 2])),
+        canaries=draw(st.booleans()),
         limits=Limits(
+            canary_jobs=draw(st.sampled_from([0, 2, 9])),
+            canary_idle_ns=draw(st.sampled_from([0, 20_000])),
             inflight_jobs_max=draw(st.sampled_from([1, 2])),
             batch_rows_max=draw(st.sampled_from([1, 3, 64])),
             long_prefill_threshold_tokens=draw(st.sampled_from([2, 6, 512])),

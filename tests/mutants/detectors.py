@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
+from mutants.canary_detectors import CANARY_DETECTORS
 from support.fake_device import KvFault
 from support.journal_steps import run_core, tamper
 from support.machine_run import MachineRun
@@ -379,4 +380,5 @@ DETECTORS: tuple[Detector, ...] = (
     graves_on_the_board,
     blocked_call,
     altered_input,
+    *CANARY_DETECTORS,
 )

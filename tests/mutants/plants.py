@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import mutants.canary_detectors as canary_detectors
+import mutants.canary_plants as canary_plants
 import mutants.detectors as detectors
 import numpy as np
 import pytest
@@ -250,8 +252,10 @@ def accounted_twice(patch: pytest.MonkeyPatch) -> None:
 def buffer_free_at_completion(patch: pytest.MonkeyPatch) -> None:
     real = completing._account
 
-    def account(made: draft.Draft, job: state.JobState, taken: Completed) -> None:
-        real(made, job, taken)
+    def account(
+        made: draft.Draft, job: state.JobState, taken: Completed, *, withheld: bool
+    ) -> None:
+        real(made, job, taken, withheld=withheld)
         made.emit("buffer", job.buffer, "release", generation=job.generation)
 
     patch.setattr(completing, "_account", account)
@@ -469,7 +473,7 @@ def _mutant(rule: str, plant: Plant, detector: Detector, says: str, wrong: str) 
     return Mutant(id=name, rule=rule, wrong=wrong, plant=plant, detector=detector, says=says)
 
 
-_d = detectors
+_d, _c = detectors, canary_detectors
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "R2.7, R2.4",
@@ -659,5 +663,68 @@ MUTANTS: tuple[Mutant, ...] = (
         _d.script,
         "request/3 arrived",
         "the inbox turns order around",
+    ),
+    _mutant(
+        "E25, R14.5",
+        canary_plants.canary_verdict_ignored,
+        _c.canary_that_differs,
+        "R14.5",
+        "a canary that differs is taken for a good one",
+    ),
+    _mutant(
+        "decision 15",
+        canary_plants.doubt_not_marked,
+        _c.canary_that_differs,
+        "decision 15",
+        "clients are not told which tokens are in doubt",
+    ),
+    _mutant(
+        "E25",
+        canary_plants.canary_in_a_row,
+        _c.canaries_under_load,
+        "E25",
+        "a canary keeps requests waiting for its length",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.ceiling_stays_at_two,
+        _c.canary_that_overlapped,
+        "E11",
+        "a canary that differs leaves two in flight",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.ceiling_reason_ignored,
+        _c.canary_that_overlapped,
+        "E11",
+        "two are in flight although one may be",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.overlapped_results_believed,
+        _c.canary_that_overlapped,
+        "E11",
+        "what overlapped with a wrong canary is believed",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.told_while_examined,
+        _c.tokens_decided_before,
+        "E11",
+        "clients are told tokens while it is not decided whether they are believed",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.two_again_without_proof,
+        _c.canary_that_overlapped,
+        "E11",
+        "two in flight again without two golden runs at once",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.two_again_never,
+        _c.canary_that_overlapped,
+        "E11",
+        "one in flight for ever",
     ),
 )

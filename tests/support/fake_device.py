@@ -498,7 +498,7 @@ class FakeDevice:
 
     def _row(self, effect: SubmitJob, row: SubmitRow, sequence: list[int]) -> RowResult:
         if row.sampling is None:
-            verdict = self.verdict if effect.origin == "golden" else ""
+            verdict = self.verdict if effect.origin in ("golden", "canary") else ""
             return RowResult(token=NO_TOKEN, verdict=verdict)
         token = next_token(sequence, row.sampling.seed or 0, row.masked)
         hit = self._words.push(row.owner, row.generated, token)

@@ -30,7 +30,7 @@ class RealEngine:
     """One engine on one board with one model, ``m``, loaded; the log begins after the load.
 
     It takes one job of one row at a time, the order of a plain submit-and-wait loop (R5.1), unless
-    ``together``.
+    ``together``; and nobody's jobs but theirs who asked, unless ``canaries``.
     """
 
     def __init__(
@@ -41,8 +41,11 @@ class RealEngine:
         journal: Journal | None = None,
         limits: Limits | None = None,
         together: bool = False,
+        canaries: bool = False,
     ) -> None:
         chosen = limits if limits is not None else Limits()
+        if not canaries:
+            chosen = attrs.evolve(chosen, canary_jobs=0, canary_idle_ns=0)
         if not together:
             chosen = attrs.evolve(chosen, inflight_jobs_max=1, batch_rows_max=1)
         device = open_device(url)

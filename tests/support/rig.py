@@ -56,6 +56,8 @@ class Rig:
     The model ``m`` is loaded unless ``load`` is False. ``replays``: hold the journal against replay
     at the close. Without ``resets`` no reset is left in the budget, so that what is to be reset is
     lost at once.
+    ``canaries``: let them run as the limits say; otherwise there are none, so that a story has the
+    jobs it asks for.
     """
 
     def __init__(
@@ -67,7 +69,10 @@ class Rig:
         load: bool = True,
         resets: bool = False,
         wall_ns: int = 1_000,
+        canaries: bool = False,
     ) -> None:
+        if not canaries:
+            limits = without_canaries(limits)
         self.device = device if device is not None else FakeDevice()
         self.journal = ListJournal(steps)
         self.watch = Watch()
@@ -230,6 +235,11 @@ class Rig:
     def _watch(self, steps: Sequence[Step]) -> None:
         self._watch_first(steps)
         check(self.state)
+
+
+def without_canaries(limits: Limits | None) -> Limits:
+    """Return limits under which no canary is ever due."""
+    return attrs.evolve(limits or Limits(), canary_jobs=0, canary_idle_ns=0)
 
 
 def check_answer(result: Result, expected: list[int], max_tokens: int) -> None:

@@ -51,6 +51,7 @@ class Shape:
     inflight: int
     limits: Limits
     fixed: bool = False
+    canaries: bool = False
 
 
 class Scheduled:
@@ -66,7 +67,7 @@ class Scheduled:
             ),
         )
         device.order = list(order)
-        self.rig = Rig(device=device, limits=shape.limits)
+        self.rig = Rig(device=device, limits=shape.limits, canaries=shape.canaries)
         self.meter = TurnMeter()
         watch = self.rig.journal.watch
 
