@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from laneway.engine.draft import Draft
 from laneway.engine.faulting import distrust_generation
 from laneway.engine.inputs import RowResult, SubmodelFacts
-from laneway.engine.plan import Plan, block_of
+from laneway.engine.plan import USABLE, Plan, block_of
 from laneway.engine.queueing import choose_begun, choose_request
 from laneway.engine.reserving import evict
 from laneway.engine.state import JobState, ModelState, State, TrialRun
@@ -94,7 +94,9 @@ def _choose_examiner(state: State, model: ModelState) -> Plan | None:
     if state.jobs:
         return None
     if canary.examiner is None:
-        return _begin(state, model, canary.trial, lanes=len(model.empty_lanes))
+        trial = _examined_trial(model)
+        assert trial is not None
+        return _begin(state, model, trial, lanes=len(model.empty_lanes))
     run = model.runs.get(canary.examiner)
     return None if run is None else plan_run(state, model, run)
 
@@ -216,7 +218,7 @@ def _agree(draft: Draft, model: ModelState, run: TrialRun) -> None:
 def _differ(draft: Draft, model: ModelState, run: TrialRun, reason: str) -> None:
     """Mark what nobody proved, then examine the generation, or believe nothing of it."""
     state, canary = draft.state, model.canary
-    generation, overlapped = model.generation, run.overlapped
+    overlapped = run.overlapped
     live = [one for one in state.requests.values() if one.model == model.number]
     data = {
         "run": run.number,
@@ -228,7 +230,7 @@ def _differ(draft: Draft, model: ModelState, run: TrialRun, reason: str) -> None
         ],
         "ended": [list(pair) for pair in (*canary.ended_before, *canary.ended)],
     }
-    draft.emit("model", model.number, "mark", generation=generation, data=data)
+    draft.emit("model", model.number, "mark", generation=model.generation, data=data)
     examined = run.number == canary.examiner
     for other in list(model.runs.values()):
         if other.job is None:
@@ -236,8 +238,25 @@ def _differ(draft: Draft, model: ModelState, run: TrialRun, reason: str) -> None
     if examined or not overlapped:
         distrust_generation(draft, model, reason)
         return
-    restrict(draft, f"{reason}, while two jobs overlapped")
-    draft.emit("model", model.number, "examine", generation=generation, data={"reason": reason})
+    examine(draft, model, f"{reason}, while two jobs overlapped")
+
+
+def may_examine(state: State, model: ModelState) -> bool:
+    """Return whether a golden run alone can decide about the generation of a model now."""
+    served = model.state in ("ready", "draining") and not model.canary.examining
+    return served and state.device.state in USABLE and _examined_trial(model) is not None
+
+
+def examine(draft: Draft, model: ModelState, reason: str) -> None:
+    """Believe nothing of a generation until a golden run alone has decided (E11, R14.5)."""
+    restrict(draft, reason)
+    data = {"reason": reason}
+    draft.emit("model", model.number, "examine", generation=model.generation, data=data)
+
+
+def _examined_trial(model: ModelState) -> int | None:
+    """Return the trial that decides: the one that differed, else the next golden one, or None."""
+    return model.canary.trial if model.canary.trial >= 0 else next(_rotation(model), None)
 
 
 def drop_run(draft: Draft, model: ModelState, run: TrialRun) -> None:
@@ -289,4 +308,5 @@ def _has_examiner(state: State, model: ModelState) -> bool:
     canary = model.canary
     if canary.examiner is not None:
         return canary.examiner in model.runs
-    return bool(_lanes(state, model, canary.trial, most=len(model.empty_lanes)))
+    trial = _examined_trial(model)
+    return trial is not None and bool(_lanes(state, model, trial, most=len(model.empty_lanes)))

@@ -5,7 +5,7 @@ needs a live request. A completion that matches no job in flight changes nothing
 journal as an input without events (I5).
 """
 
-from laneway.engine.canaries import is_withheld, judge_canary
+from laneway.engine.canaries import examine, is_withheld, judge_canary, may_examine
 from laneway.engine.draft import Draft
 from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
@@ -33,9 +33,7 @@ def complete(draft: Draft, taken: Completed) -> None:
         return  # another submission's answer: nothing of this job is known by it (E8)
     numeric = any(result.fault == "numeric" for result in taken.rows)
     if numeric:
-        fault_job(draft, job, "numeric", "abnormal numbers")
-        cause, rung = first_rung("numeric", 0, quiescent=True, kv_effect=taken.kv_effect)
-        begin(draft, cause, rung, f"job/{job.number}: abnormal numbers")
+        _end_abnormal(draft, job)
         return
     if job.state == "uncertain":
         _end_doubtful(draft, job)
@@ -58,6 +56,23 @@ def complete(draft: Draft, taken: Completed) -> None:
     if taken.kv_effect in ("partial", "unknown"):
         model = draft.state.models[job.model]
         judge_rest(draft, model, f"job/{job.number}: kv effect {taken.kv_effect}")
+
+
+def _end_abnormal(draft: Draft, job: JobState) -> None:
+    """End a job whose numbers are abnormal; a golden run alone decides what that means (R14.5).
+
+    Row 12: nothing is published meanwhile. Where no golden run can decide, a reset does.
+    """
+    reason = f"job/{job.number}: abnormal numbers"
+    fault_job(draft, job, "numeric", reason)
+    absolve(draft, job)
+    model = draft.state.models[job.model]
+    judge_rest(draft, model, reason)
+    if job.origin == "request" and may_examine(draft.state, model):
+        examine(draft, model, reason)
+        return
+    cause, rung = first_rung("numeric", 0, quiescent=True, kv_effect="applied")
+    begin(draft, cause, rung, reason)
 
 
 def _end_doubtful(draft: Draft, job: JobState) -> None:

@@ -65,7 +65,7 @@ MODEL = declare(
                 (
                     "examine",
                     "E11, R14.5",
-                    "jobs overlapped in it: nothing is believed until a golden run alone decides",
+                    "overlap or abnormal numbers: nothing is believed until a golden run decides",
                 ),
                 ("acquit", "E11", "that run was equal: it goes on with one job in flight"),
             )

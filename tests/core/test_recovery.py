@@ -16,8 +16,9 @@ from support.rig import Rig
 from support.script import PROMPTS, TOKENS, small_artifact
 
 from laneway.engine import Limits, RequestRejectedError, Stream
-from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, RunReset
+from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, RunReset, SubmitJob
 from laneway.engine.inputs import (
+    Completed,
     ConfigureFailed,
     DeviceFaulted,
     HealthFacts,
@@ -107,7 +108,6 @@ def levels(rig: Rig) -> list[int]:
         ("dma", DMA, [1]),
         ("aborted", 0x0606, [1]),
         ("lost", 0x0607, [1]),
-        ("numeric", 0x0608, [2]),
     ],
 )
 def test_a_fault_of_the_running_job_at_every_point(
@@ -129,6 +129,40 @@ def test_a_fault_of_the_running_job_at_every_point(
             assert event.generation == generation + 1, "G12: a reset begins a new generation"
         hit += 1
     assert hit > 3
+
+
+def abnormal(rig: Rig, golden: str) -> None:
+    """Let the next job of requests have abnormal numbers, and the golden run after it a verdict."""
+
+    def hook(effect: SubmitJob, done: Completed) -> Input:
+        if effect.origin != "request":
+            return done
+        rig.device.on_result = None
+        rig.device.verdict = golden
+        rows = tuple(attrs.evolve(row, token=-1, fault="numeric") for row in done.rows)
+        return attrs.evolve(done, rows=rows)
+
+    rig.device.on_result = hook
+
+
+def test_abnormal_numbers_have_a_golden_run_decide_first() -> None:
+    """Row 12, R14.7: equal, and service goes on without a reset; different, and one follows."""
+    for golden, expected in (("equal", []), ("token 3 differs", [2])):
+        rig = Rig(resets=True)
+        for number in range(5):
+            rig.submit([number + 1, 2], seed=number, ignore_eos=True)
+        abnormal(rig, golden)
+        if expected:
+            rig.run(until=lambda rig=rig: bool(levels(rig)))  # type: ignore[misc]
+            rig.device.verdict = "equal"
+        rig.run()
+        assert levels(rig) == expected
+        assert [event.trigger for event in rig.events("model", "examine", "acquit")] == (
+            ["examine"] if expected else ["examine", "acquit"]
+        )
+        rig.check_answers(ended_early=[one.stream for one in rig.streams if expected])
+        assert rig.state.device.state == ("serving" if expected else "degraded")
+        rig.close()
 
 
 @pytest.mark.parametrize("code", [STICKY, 0x0F01, 0x08FF])
