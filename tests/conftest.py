@@ -1,7 +1,9 @@
-"""What holds for the whole suite: profiles, and the proof of every journal that a test wrote.
+"""What holds for the whole suite: profiles, the device, the proof of every journal of a test.
 
 A journal that an engine wrote must verify, whatever the test was about. Tests that write steps no
 engine decided, or damage a file on purpose, say so with the marker ``unproven_journals``.
+
+``--device URL`` runs the tests marked ``board`` on that device, and nothing else.
 """
 
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.chosen_device import Chosen, choose, chosen
 
 from laneway.adapters import arena
 from laneway.journal import MemoryJournal, SqlJournal, open_journal
@@ -25,6 +28,59 @@ settings.register_profile(
 )
 settings.register_profile("long", max_examples=2000, deadline=None)
 settings.load_profile("ci")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Name a device to run on."""
+    group = parser.getgroup("device", "run the tests marked board on a device")
+    group.addoption("--device", metavar="URL", help="sim:… or npurt:/path/lib.so")
+    group.addoption("--model", metavar="DIR", type=Path, help="an artifact for that device")
+    group.addoption(
+        "--allow-reset",
+        metavar="LEVEL",
+        type=int,
+        choices=range(5),
+        default=0,
+        help="the highest level of reset that the device may get, 0 (default): none",
+    )
+    group.addoption(
+        "--results",
+        metavar="DIR",
+        type=Path,
+        default=Path("build/device"),
+        help="folder for journals and what the device says of itself (default build/device)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose the device and the tests for it; say what is left out."""
+    url = config.getoption("--device")
+    if url is None:
+        return
+    if getattr(config.option, "numprocesses", None):
+        raise pytest.UsageError("--device: one device serves one process, leave out -n")
+    config.option.markexpr = "board"
+    config.option.reportchars += "s"
+    results: Path = config.getoption("--results")
+    for old in (results / "journals").glob("run-*.db"):
+        old.unlink()
+    choose(
+        Chosen(
+            url=url,
+            model=config.getoption("--model"),
+            reset_level_max=config.getoption("--allow-reset"),
+            results=results,
+        )
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the journals of a device prove."""
+    named = chosen()
+    if named is not None:
+        terminalreporter.section("device")
+        for line in named.verdict():
+            terminalreporter.line(line)
 
 
 @pytest.fixture(autouse=True)

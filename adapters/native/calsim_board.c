@@ -21,7 +21,7 @@ npurt_status npurt_device_count(uint32_t *count) {
 void calsim_describe(const calsim_config *config, npurt_device_desc *out) {
   *out = (npurt_device_desc){
       .chip_count = CALSIM_CHIPS, .chip_present_mask = BOARD_MASK, .version_valid = 7};
-  calsim_copy_text(out->product, sizeof out->product, "calsim");
+  calsim_copy_text(out->product, sizeof out->product, CALSIM_NAME);
   calsim_copy_text(out->serial, sizeof out->serial, "SIM-0");
   calsim_copy_text(out->bus_id, sizeof out->bus_id, "sim:0");
   calsim_copy_text(out->runtime_version, sizeof out->runtime_version, config->runtime_version);

@@ -8,7 +8,7 @@
 
 enum { UNKNOWN, NO, LIMITED, YES };
 enum { PERSONA_BYTES_MAX = 65536, NOT_SAID_EVIDENCE = 3, INFERRED = 5 };
-static const char SCOPE[] = "calsim 0.1.0";
+static const char SCOPE[] = CALSIM_NAME " 0.1.0";
 
 /* By identity, from 1. */
 static const char *const NAMES[CALSIM_CAPS] = {
@@ -71,8 +71,8 @@ static npurt_cap own_answer(const calsim_config *config, uint32_t i) {
       "the transfer to the device overlaps the other job's EXEC", "all three phases overlap"};
   npurt_cap cap = {.id = ANSWERS[i].id,
                    .support = ANSWERS[i].support,
-                   .evidence = CALSIM_EVIDENCE_SIM,
-                   .source = CALSIM_SOURCE_SIM,
+                   .evidence = CALSIM_EVIDENCE,
+                   .source = CALSIM_SOURCE,
                    .value = ANSWERS[i].value};
   const char *note = ANSWERS[i].note;
   if (cap.id == NPURT_CAP_PARALLEL_MODE && config->overlap < CALSIM_OVERLAP_H2D) {

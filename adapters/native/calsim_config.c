@@ -240,6 +240,7 @@ npurt_status calsim_config_parse(const char *text, calsim_config *out) {
                          .dram_bytes = 16ull << 30,
                          .overlap = CALSIM_OVERLAP_FULL,
                          .cancel = CALSIM_CANCEL_QUEUED,
+                         .clock = CALSIM_CLOCK_USUAL,
                          .h2d_ns = 50000,
                          .d2h_ns = 50000,
                          .prefill = {8000000, 100000, 0},

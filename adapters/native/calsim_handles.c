@@ -254,8 +254,8 @@ npurt_status npurt_abi_negotiate(uint32_t want_major, uint32_t min_minor, npurt_
   npurt_status status = CALSIM_CHECK(out, npurt_abi_info);
   if (status != NPURT_OK) return status;
   npurt_abi_info info = {
-      .abi_major = NPURT_ABI_MAJOR, .abi_minor = NPURT_ABI_MINOR, .backend_kind = 1};
-  calsim_copy_text(info.backend_name, sizeof info.backend_name, "calsim");
+      .abi_major = NPURT_ABI_MAJOR, .abi_minor = NPURT_ABI_MINOR, .backend_kind = CALSIM_BACKEND};
+  calsim_copy_text(info.backend_name, sizeof info.backend_name, CALSIM_NAME);
   calsim_copy_text(info.backend_version, sizeof info.backend_version, "0.1.0");
 #define CALSIM_SIZE_FILL(name, bytes) info.sizes[info.size_count++] = (uint32_t)sizeof(name);
   CALSIM_STRUCTS(CALSIM_SIZE_FILL)

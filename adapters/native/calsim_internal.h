@@ -80,7 +80,15 @@ enum {
 };
 enum { CALSIM_FIXED_ROWS = 4 }; /* flag of a submodel */
 enum { CALSIM_ROW_ACTIVE };     /* the register of lane rule mask_csr */
-enum { CALSIM_EVIDENCE_SIM = 9, CALSIM_SOURCE_SIM = 6 };
+/* Who the library says it is. With CALSIM_PLAIN it is built as if it were somebody's runtime: the
+ * same board under another name, on the word of a vendor document, and time runs by itself. */
+#ifdef CALSIM_PLAIN
+#define CALSIM_NAME "plainboard"
+enum { CALSIM_BACKEND = 64, CALSIM_EVIDENCE = 2, CALSIM_SOURCE = 2, CALSIM_CLOCK_USUAL = 1 };
+#else
+#define CALSIM_NAME "calsim"
+enum { CALSIM_BACKEND = 1, CALSIM_EVIDENCE = 9, CALSIM_SOURCE = 6, CALSIM_CLOCK_USUAL = 0 };
+#endif
 enum { CALSIM_THEN_LOST, CALSIM_THEN_HANG, CALSIM_THEN_GARBAGE }; /* after a reset that lied */
 
 typedef struct calsim_device calsim_device;

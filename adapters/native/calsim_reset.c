@@ -34,8 +34,8 @@ npurt_status npurt_reset_describe(npurt_device *handle, uint32_t level, npurt_re
   if (known) {
     const calsim_scope *claimed = &d->config.scopes[level - 1];
     scope = (npurt_reset_scope){.level = level,
-                                .evidence = CALSIM_EVIDENCE_SIM,
-                                .source = CALSIM_SOURCE_SIM,
+                                .evidence = CALSIM_EVIDENCE,
+                                .source = CALSIM_SOURCE,
                                 .can_run_in_flight = LEVELS[level - 1].in_flight,
                                 .effects_yes = claimed->yes,
                                 .effects_no = CALSIM_FX_ALL & ~(claimed->yes | claimed->unknown),

@@ -194,7 +194,7 @@ enum {
 typedef struct npurt_abi_info {
   npurt_head h;
   uint32_t abi_major, abi_minor;
-  uint32_t backend_kind; /* 1 SIM, 2 CALRT, 3 LLAMACPP */
+  uint32_t backend_kind; /* 1 SIM, 2 CALRT, 3 LLAMACPP, others as they come */
   uint32_t size_count;   /* valid entries of sizes */
   uint64_t feature_bits;
   char backend_name[32], backend_version[64];

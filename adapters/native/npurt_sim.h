@@ -214,6 +214,10 @@
 #ifndef NPURT_SIM_H
 #define NPURT_SIM_H
 #include "npurt.h"
+#ifdef CALSIM_PLAIN /* a build without these entries: a library like any other */
+#undef NPURT_API
+#define NPURT_API
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif

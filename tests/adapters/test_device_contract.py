@@ -1,4 +1,4 @@
-"""What any npurt library must do behind NpurtDevice, run here on the simulator's manual clock.
+"""What any npurt library must do behind NpurtDevice, on the simulator's manual clock by default.
 
 Expected tokens and logits are those of the golden files that the models came with.
 """
@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
+from support.chosen_device import chosen, need_simulator, need_still_time
 from support.driven_device import (
     BUFFER_FIRST,
     EPOCH,
@@ -64,6 +65,7 @@ from laneway.engine.inputs import (
 MODELS = Path(__file__).resolve().parents[2] / "models"
 CONTEXT = json.loads((MODELS / "tiny-dense" / "config.json").read_text())["max_position_embeddings"]
 Open = Callable[..., DrivenDevice]
+pytestmark = pytest.mark.board
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,15 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def open_simulator(**keys: str) -> NpurtDevice:
-    """Open the simulator on a manual clock; the factory of this contract."""
+    """Open the simulator on a manual clock; the factory of this contract.
+
+    A device that was named takes its place, but in tests of the simulator's own keys.
+    """
+    named = chosen()
+    if named is not None and keys:
+        pytest.skip(f"{', '.join(keys)}= needs the simulator of its own")
+    if named is not None:
+        return named.open()
     try:
         find_library()
     except ConfigurationError as missing:
@@ -99,7 +109,9 @@ def open_driven(request: pytest.FixtureRequest) -> Iterator[Open]:
 
     def make(*, faults: str = "", **keys: str) -> DrivenDevice:
         device = open_simulator(**keys)
-        if faults and device.simulator is not None:
+        if faults:
+            need_simulator(device, "a fault plan")
+            assert device.simulator is not None
             device.simulator.set_faults(faults)
         opened.append(DrivenDevice(device, threads=request.param))
         return opened[-1]
@@ -266,6 +278,7 @@ def test_release_retires_a_quarantined_buffer_that_is_quiescent(driven: DrivenDe
 
 
 def test_release_fails_while_a_job_is_not_quiescent(driven: DrivenDevice) -> None:
+    need_still_time(driven.device)
     driven.ask(driven.job("prefill", (row((1, 2, 3)),)), SubmitAccepted)
     failed = driven.ask(ReleaseModel(model=1, generation=GENERATION), ReleaseFailed)
     assert "OBJECT_IN_FLIGHT" in failed.reason
@@ -400,6 +413,7 @@ def test_a_restored_buffer_is_wiped(driven: DrivenDevice) -> None:
 
 def test_a_buffer_in_flight_is_not_restored_but_buried(driven: DrivenDevice) -> None:
     effect = driven.job("prefill", (row((1, 2, 3)),))
+    need_still_time(driven.device)
     ticket = driven.submit(effect)
     restore = RestoreBuffer(model=1, buffer=effect.buffer, job=effect.job, ticket=ticket)
     failed = driven.ask(restore, RestoreFailed)
@@ -570,12 +584,14 @@ def test_a_hang_is_reported_stage_by_stage_and_each_once(
 
 
 def test_a_job_that_is_done_in_time_is_never_called_stalled(driven: DrivenDevice) -> None:
+    need_still_time(driven.device)
     driven.complete(driven.job("prefill", (row((1, 2, 3)),), stall_ns=(50_000, 60_000, 70_000)))
     assert not any(isinstance(one, JobStalled | JobProgressed) for one in driven.posted)
 
 
 def test_time_passes_no_further_than_asked(open_driven: Open) -> None:
     driven = open_driven()
+    need_still_time(driven.device)
     now_ns = driven.device.clock.now_ns()
     assert driven.device.advance(now_ns + 5_000_000)
     assert driven.device.clock.now_ns() == now_ns + 5_000_000
@@ -588,6 +604,7 @@ def test_time_passes_no_further_than_asked(open_driven: Open) -> None:
 
 def test_closing_ends_the_device_and_keeps_the_clock(driven: DrivenDevice) -> None:
     driven.complete(driven.job("prefill", (row((1, 2, 3)),)))
+    need_simulator(driven.device, "a clock that ends with the device")
     now_ns = driven.device.clock.now_ns()
     assert driven.ask(CloseDevice(abandon=False), DeviceClosed) == DeviceClosed(
         abandoned=False, reason=""
@@ -621,6 +638,7 @@ def test_an_abandoned_device_is_left_alone_with_all_its_memory(driven: DrivenDev
 def test_two_runs_of_the_same_effects_post_the_same_inputs(calbin: str) -> None:
     def run() -> list[object]:
         driven = DrivenDevice(open_simulator(), threads=False)
+        need_still_time(driven.device)
         driven.load(calbin)
         first_ticket = 0
         for index in range(4):

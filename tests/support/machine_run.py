@@ -16,6 +16,7 @@ from support.text_model import Wish, check_result, text_calbin
 from support.watched import WatchedJournal
 
 from laneway.adapters import arena, npurt
+from laneway.adapters.device import NpurtDevice
 from laneway.adapters.simulator import open_device
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine import (
@@ -51,11 +52,27 @@ class Asked:
     patient: bool
 
 
+def open_stepped() -> NpurtDevice:
+    """Open the simulator of most runs: time moves only when it is stepped."""
+    return open_device("tiny?clock=virtual", options=OPTIONS)
+
+
 class MachineRun:
-    """Engines one after the other on ``folder``/run.db; the first is opened at once."""
+    """Engines one after the other on ``folder``/run.db; the first is opened at once.
+
+    ``open_board`` opens another device than the stepped simulator, which may know no faults, with
+    ``source`` for another artifact: then nobody knows the answers.
+    """
 
     def __init__(
-        self, folder: Path, *, plan: str = "", limits: Limits | None = None, load: bool = True
+        self,
+        folder: Path,
+        *,
+        plan: str = "",
+        limits: Limits | None = None,
+        load: bool = True,
+        open_board: Callable[[], NpurtDevice] | None = None,
+        source: Path | None = None,
     ) -> None:
         arena.PROCESS = arena.Account()  # each run is a process of its own (E9)
         self.file = folder / "run.db"
@@ -63,7 +80,9 @@ class MachineRun:
         self.lives = 0
         self._plan = plan
         self._limits = limits
-        self._exact = not corrupts(plan)
+        self._open_board = open_board if open_board is not None else open_stepped
+        self._source = source
+        self._exact = source is None and not corrupts(plan)
         self._disturbed = bool(plan)
         self.open(load=load)
 
@@ -74,11 +93,10 @@ class MachineRun:
         self.lives += 1
         self.asked: list[Asked] = []
         self._engine: Engine | None = None
-        device = open_device("tiny?clock=virtual", options=OPTIONS)
-        assert device.simulator is not None
+        device = self._open_board()
         self.device = device
-        self.simulator = device.simulator
-        self.simulator.set_faults(self._plan)
+        if device.simulator is not None:
+            device.simulator.set_faults(self._plan)
         self._journal = WatchedJournal(open_journal(self.file), self._see)
         self._engine = Engine(
             device=device,
@@ -86,6 +104,7 @@ class MachineRun:
             limits=self._limits,
             wall_clock=lambda: WALL_NS,
             draw_seed=lambda: 1,
+            threads=False,
         )
         check(self.state)
         if load:
@@ -157,7 +176,8 @@ class MachineRun:
         def make() -> Input:
             engine._next_model += 1
             number = engine._next_model - 1
-            return LoadRequested(model=number, alias="m", source=str(text_calbin()))
+            source = self._source if self._source is not None else text_calbin()
+            return LoadRequested(model=number, alias="m", source=str(source))
 
         self.ask(make)
 
@@ -172,8 +192,8 @@ class MachineRun:
         self._plan = plan
         self._disturbed = self._disturbed or bool(plan)
         self._exact = self._exact and not corrupts(plan)
-        if not self.device.calls.closed:
-            self.simulator.set_faults(plan)
+        if not self.device.calls.closed and self.device.simulator is not None:
+            self.device.simulator.set_faults(plan)
 
     def act(self, count: int) -> int:
         """Do up to so many things; return how many there were."""
@@ -191,8 +211,8 @@ class MachineRun:
 
     def let_time_pass(self, by_ns: int) -> None:
         """Move the board's clock, and what happens on it meanwhile."""
-        if not self.device.calls.closed:
-            self.simulator.step_to(self.device.clock.now_ns() + by_ns)
+        if not self.device.calls.closed and self.device.simulator is not None:
+            self.device.simulator.step_to(self.device.clock.now_ns() + by_ns)
 
     # ------------------------------------------------------------------ looking
 
@@ -200,8 +220,9 @@ class MachineRun:
         """I2, E4: the board saw no mistake, and free memory holds nothing of anybody."""
         if self.device.calls.closed:
             return
-        if self._violation_count():
-            raise AssertionError(f"I2: the board saw {self.simulator.violations()}")
+        simulator = self.device.simulator
+        if simulator is not None and self._violation_count():
+            raise AssertionError(f"I2: the board saw {simulator.violations()}")
         for model in self.device._models.values():
             for number, held in model.buffers.items():
                 buffer = self.state.buffers.get(number)
