@@ -67,6 +67,7 @@ class Rig:
         load: bool = True,
         resets: bool = False,
         wall_ns: int = 1_000,
+        resume: bool = False,
     ) -> None:
         self.device = device if device is not None else FakeDevice()
         self.journal = ListJournal(steps)
@@ -82,6 +83,7 @@ class Rig:
             threads=False,
             wall_clock=lambda: self.wall_ns,
             draw_seed=lambda: 77,
+            resume=resume,
         )
         self.journal.watch = self._watch
         check(self.state)
