@@ -493,7 +493,7 @@ def test_a_canary_whose_kv_is_not_applied_costs_nobody_a_token(verb: str) -> Non
 def test_what_clients_are_told_is_told_once_each() -> None:
     rig = begin_examination()
     rig.run()
-    effects = [e for e in rig.engine._held if isinstance(e, Conclude)]
+    effects = [e for e in rig.engine._held._held if isinstance(e, Conclude)]
     assert not effects
     rig.check_answers()
     rig.close()
