@@ -202,7 +202,7 @@ class Commands:
         if code is not None:
             reason = f"decided for epoch {effect.epoch}, generation {effect.generation}"
             first = effect.operations[0]
-            self._post(_kv_failure(first, None, code, reason=reason))
+            self._post(_kv_failure(first, effect.operations, None, code, reason=reason))
             return
         failed = self._apply(model, effect.operations, job=None)
         lanes = tuple(operation.lane for operation in effect.operations)
@@ -222,7 +222,7 @@ class Commands:
             model.note_applied(array)
             return None
         blamed = operations[min(bad.value, len(operations) - 1)]
-        return _kv_failure(blamed, job, answer.code, reason=answer.reason)
+        return _kv_failure(blamed, operations, job, answer.code, reason=answer.reason)
 
     # -------------------------------------------------------------------------- buffers
 
@@ -480,7 +480,14 @@ class Commands:
         return buffer
 
 
-def _kv_failure(blamed: KvOperation, job: int | None, code: int, *, reason: str) -> KvApplyFailed:
+def _kv_failure(
+    blamed: KvOperation,
+    operations: tuple[KvOperation, ...],
+    job: int | None,
+    code: int,
+    *,
+    reason: str,
+) -> KvApplyFailed:
     return KvApplyFailed(
         job=job,
         lane=blamed.lane,
@@ -489,4 +496,5 @@ def _kv_failure(blamed: KvOperation, job: int | None, code: int, *, reason: str)
         unknown=code == npurt.Code.KV_UNKNOWN,
         reason=f"{blamed.verb} lane/{blamed.lane} {blamed.from_tokens} to {blamed.to_tokens},"
         f" transaction {blamed.transaction}: {reason}",
+        lanes=tuple(dict.fromkeys(operation.lane for operation in operations)),
     )

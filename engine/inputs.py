@@ -298,7 +298,8 @@ class KvApplyFailed:
     """A KV operation list was not applied; the bank is as before, unless ``unknown``.
 
     ``job`` is the job that was to be submitted with it (nothing was), or None for a list of its
-    own. ``lane`` and ``operation`` name the operation that failed.
+    own. ``lane`` and ``operation`` name the operation that failed; ``lanes`` are those of the whole
+    list, of which nothing certain is known where it ended ``unknown``.
     """
 
     job: int | None
@@ -307,6 +308,7 @@ class KvApplyFailed:
     code: int
     unknown: bool
     reason: str
+    lanes: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)

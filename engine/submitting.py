@@ -115,30 +115,38 @@ def refuse_kv(draft: Draft, taken: KvApplyFailed) -> None:
         rollback(draft, job, applied=False)
         _drop_job(draft, job, taken.code, cause="kv")
         _fail_spent_owners(draft, job, "kv_apply", taken.reason)
-    lane = state.lanes.get(taken.lane)
-    doubtful = taken.unknown or taken.operation in ("COMMIT", "RELEASE")
-    if doubtful and lane is not None and lane.state != "reserved":
-        _doubt_lane(draft, lane, taken.reason)
+    doubtful: tuple[int, ...] = ()
+    if taken.unknown:
+        doubtful = taken.lanes or (taken.lane,)
+    elif taken.operation in ("COMMIT", "RELEASE"):
+        doubtful = (taken.lane,)
+    lanes = [state.lanes[number] for number in dict.fromkeys(doubtful) if number in state.lanes]
+    lanes = [lane for lane in lanes if lane.state != "reserved"]
+    if lanes:
+        _doubt_lanes(draft, lanes, taken.reason)
 
 
-def _doubt_lane(draft: Draft, lane: LaneState, reason: str) -> None:
-    """Take a lane out of use whose device side is not as decided (row 20).
+def _doubt_lanes(draft: Draft, lanes: list[LaneState], reason: str) -> None:
+    """Take lanes of one model out of use whose device side is not as decided (row 20).
 
-    What it held goes on in another lane, from its tokens.
+    What they held goes on in other lanes, from its tokens.
 
-    A lane that is reserved is not touched here: it was bound anew, and the list of its own job
-    fails too.
+    A lane that is reserved is not among them: it was bound anew, and the list of its own job fails
+    too.
     """
     state = draft.state
-    model = state.models[lane.model]
-    owner = state.requests.get(lane.owner or 0) if lane.origin == "request" else None
-    suspect(draft, [lane.number], reason=reason)
-    if model.state == "warming" and any(lane.number in run.lanes for run in model.runs.values()):
+    model = state.models[lanes[0].model]
+    numbers = [lane.number for lane in lanes]
+    held = [lane.owner or 0 for lane in lanes if lane.origin == "request"]
+    suspect(draft, numbers, reason=reason)
+    tried = {number for run in model.runs.values() for number in run.lanes}
+    if model.state == "warming" and tried.intersection(numbers):
         fail_load(draft, model, f"the KV of a trial is in doubt: {reason}")
         return
     drop_broken_runs(draft, model)
-    if owner is not None:
-        suspend_request(draft, owner, reason, suspect=False, kind="kv_unknown")
+    for owner in held:
+        if (request := state.requests.get(owner)) is not None:
+            suspend_request(draft, request, reason, suspect=False, kind="kv_unknown")
     judge_rest(draft, model, reason)
 
 

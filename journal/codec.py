@@ -65,7 +65,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "SubmitRefused": (1, inputs.SubmitRefused),
         "SubmitDoubtful": (1, inputs.SubmitDoubtful),
         "SubmitWithdrawn": (1, inputs.SubmitWithdrawn),
-        "KvApplyFailed": (1, inputs.KvApplyFailed),
+        "KvApplyFailed": (2, inputs.KvApplyFailed),
         "KvApplied": (1, inputs.KvApplied),
         "JobProgressed": (1, inputs.JobProgressed),
         "Completed": (1, inputs.Completed),

@@ -7,10 +7,11 @@ cost the lane; too many lost lanes cost the device (rows 19 and 20).
 import pytest
 from support.fake_device import FakeDevice, KvFault
 from support.rig import Rig
+from support.schedules import Scheduled, Shape
 from support.script import begin, points, small_artifact
 
-from laneway.engine import ModelError, RequestLostError
-from laneway.engine.effects import ApplyKv
+from laneway.engine import Limits, ModelError, RequestLostError
+from laneway.engine.effects import ApplyKv, SubmitJob
 from laneway.engine.inputs import KvApplyFailed
 from laneway.engine.limits import SECOND
 from laneway.statemachines import Event
@@ -92,6 +93,44 @@ def test_a_doubtful_lane_costs_no_token_and_is_not_used_again(fault: KvFault) ->
     bound = [e.entities for e in rig.events("lane", "bind") if e.entities == event.entities]
     again = [e for e in after(rig, event) if e.machine == "lane" and e.entities == event.entities]
     assert bound and not again
+    rig.check_answers()
+    rig.close()
+
+
+def is_batch(job: SubmitJob) -> bool:
+    """Tell whether a job decodes for four requests at once."""
+    return (job.origin, job.task, len(job.rows)) == ("request", "decode", 4)
+
+
+@pytest.mark.parametrize("verb", ["RESERVE", "COMMIT"])
+def test_a_list_that_ended_unknown_puts_every_lane_of_it_in_doubt(verb: str) -> None:
+    """Nobody knows what was applied, so no lane of the batch is used again; all go on elsewhere."""
+    it = Scheduled(Shape((1, 4), 12, "length_zero", 1, Limits(prefill_tokens_max=8)))
+    rig = it.rig
+    for number in range(4):
+        rig.submit([number + 1, 2], seed=number, max_tokens=6, ignore_eos=True)
+    rig.run(until=lambda: is_batch(rig.device.submitted[-1]))
+    rig.device.kv_faults = [KvFault(verb=verb, unknown=True)]
+    rig.run()
+    (failure,) = [step.taken for step in rig.steps if isinstance(step.taken, KvApplyFailed)]
+    assert failure.unknown and len(failure.lanes) == 4
+    doubted = {n for event in rig.events("lane", "suspect") for n in event.entities}
+    assert doubted == set(failure.lanes)
+    assert unknown_lanes(rig) == 4
+    assert rig.state.device.state == "degraded", "a quarter of the lanes is not more than one"
+    rig.check_answers()
+    rig.close()
+
+
+def test_a_list_that_was_not_applied_puts_the_blamed_lane_alone_in_doubt() -> None:
+    it = Scheduled(Shape((1, 4), 12, "length_zero", 1, Limits(prefill_tokens_max=8)))
+    rig = it.rig
+    for number in range(4):
+        rig.submit([number + 1, 2], seed=number, max_tokens=6, ignore_eos=True)
+    rig.run(until=lambda: is_batch(rig.device.submitted[-1]))
+    rig.device.kv_faults = [KvFault(verb="COMMIT")]
+    rig.run()
+    assert unknown_lanes(rig) == 1
     rig.check_answers()
     rig.close()
 

@@ -16,6 +16,7 @@ from support.logits_log import LogitsLog
 from support.real_engine import RealEngine
 
 from laneway.engine import Limits
+from laneway.engine.inputs import KvApplyFailed
 
 ASKS = 24
 
@@ -164,6 +165,35 @@ def test_rows_fixed_to_lanes_have_the_bits_of_solo_runs(
         assert any(places[-1] - places[0] >= len(places) for places in gaps), (
             "no batch had an inactive row between others"
         )
+    real.close()
+
+
+@pytest.mark.parametrize(("where", "nth"), [("before", 9), ("after", 4)])
+def test_a_batch_whose_list_ended_half_way_goes_on_in_other_lanes(
+    solo: Solo, where: str, nth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that the board applied nobody knows how far (partial=y): no lane of it is believed."""
+    plan = tmp_path / "plan"
+    plan.write_text(f"fault a kind=kv_apply_{where} partial=y nth={nth}\n")
+    log = LogitsLog(monkeypatch)
+    real = RealEngine(
+        solo.calbin,
+        url=f"sim:tiny?clock=virtual&faults={plan}",
+        limits=Limits(inflight_jobs_max=1, batch_rows_max=4),
+        together=True,
+    )
+    order = list(range(ASKS))
+    for ask in order:
+        real.submit(solo.asks[ask])
+    real.run()
+    steps = real.steps()
+    (failure,) = [step.taken for step in steps if isinstance(step.taken, KvApplyFailed)]
+    events = [event for step in steps for event in step.events if event.machine == "lane"]
+    doubted = {n for event in events if event.trigger == "suspect" for n in event.entities}
+    assert failure.unknown and len(failure.lanes) > 1
+    assert doubted == set(failure.lanes)
+    assert dict(real.engine.snapshot().lanes)["unknown"] == len(doubted)
+    check(solo, real, log, order, set())
     real.close()
 
 

@@ -182,7 +182,7 @@ WIRE_NAMES = {
     "SubmitAccepted": (1, "job ticket"),
     "SubmitRefused": (1, "job code reason"),
     "SubmitDoubtful": (1, "job ticket code reason"),
-    "KvApplyFailed": (1, "job lane operation code unknown reason"),
+    "KvApplyFailed": (2, "job lane operation code unknown reason lanes"),
     "KvApplied": (1, "lanes"),
     "JobProgressed": (1, "job ticket phase"),
     "Completed": (

@@ -306,7 +306,7 @@ class FakeDevice:
         self.submitted.append(effect)
         if (failed := self._failed_operation(effect.operations)) is not None:
             operation, fault = failed
-            self.post(_kv_failed(effect.job, operation, fault))
+            self.post(_kv_failed(effect.job, effect.operations, operation, fault))
             return
         for operation in effect.operations:
             self._apply(operation.verb, operation.lane, operation.to_tokens)
@@ -355,7 +355,7 @@ class FakeDevice:
     def _apply_alone(self, effect: ApplyKv) -> None:
         if (failed := self._failed_operation(effect.operations)) is not None:
             operation, fault = failed
-            self.post(_kv_failed(None, operation, fault))
+            self.post(_kv_failed(None, effect.operations, operation, fault))
             return
         for operation in effect.operations:
             self._apply(operation.verb, operation.lane, operation.to_tokens)
@@ -370,7 +370,9 @@ class FakeDevice:
                 if fault.verb == operation.verb:
                     left = [attrs.evolve(fault, times=fault.times - 1)] if fault.times > 1 else []
                     self.kv_faults[index : index + 1] = left
-                    if fault.unknown or fault.verb != "RESERVE":
+                    if fault.unknown:
+                        self._doubted.update(one.lane for one in operations)
+                    elif fault.verb != "RESERVE":
                         self._doubted.add(operation.lane)
                     return operation, fault
             if operation.lane in self._doubted:
@@ -525,8 +527,14 @@ def aborted(effect: SubmitJob, ticket: int) -> DeviceFaulted:
     )
 
 
-def _kv_failed(job: int | None, operation: KvOperation, fault: KvFault) -> KvApplyFailed:
+def _kv_failed(
+    job: int | None,
+    operations: tuple[KvOperation, ...],
+    operation: KvOperation,
+    fault: KvFault,
+) -> KvApplyFailed:
     return KvApplyFailed(
+        lanes=tuple(dict.fromkeys(each.lane for each in operations)),
         job=job,
         lane=operation.lane,
         operation=operation.verb,
