@@ -257,6 +257,7 @@ class MachineRun:
         self.engine.close(drain=drain)
         assert self.state.device.state == "closed"
         self.watch.check_all_ended()
+        assert self.engine._meter.failures == 0, "a step is not in the metrics"
         for one in self.asked:
             result = one.stream.result()
             seen = _read(one.stream)
