@@ -293,11 +293,20 @@ def choose(measured: Items[Measured]) -> Figure:
 
 
 def _drawing(path: Path) -> Callable[[Items[Measured]], None]:
-    """Return what draws the sizes into a file. Raises: ConfigurationError without matplotlib."""
+    """Return what draws the sizes into a file.
+
+    Raises: ConfigurationError without matplotlib, or for a file that it could not write: before
+    minutes are spent on measuring.
+    """
     try:
         matplotlib = import_module("matplotlib.figure")
     except ImportError as error:
         raise ConfigurationError("--plot needs matplotlib: pip install 'laneway[plot]'") from error
+    kinds = matplotlib.Figure().canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in kinds:
+        raise ConfigurationError(f"--plot {path}: the name must end in one of {', '.join(kinds)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigurationError(f"--plot {path}: there is no folder {path.absolute().parent}")
 
     def draw(measured: Items[Measured]) -> None:
         picture = matplotlib.Figure(figsize=(8, 4), layout="constrained")
@@ -307,6 +316,8 @@ def _drawing(path: Path) -> Callable[[Items[Measured]], None]:
             full = [share * one.rate for share in one.efficiency]
             rate.plot(one.fill, full, marker="o", label=f"batch {one.batch}")
         rate.set(xlabel="rows in use", ylabel="tokens/s (device time)", title="a batch, filled")
+        rate.set_xticks(sorted({rows for one in measured for rows in one.fill}))
+        rate.set_ylim(bottom=0)
         rate.legend()
         for label, values in (
             ("P50", [one.alone_p50_ns / MS for one in measured]),
@@ -315,7 +326,12 @@ def _drawing(path: Path) -> Callable[[Items[Measured]], None]:
             alone.plot(sizes, values, marker="o", label=label)
         alone.set(xlabel="batch", ylabel="ms a token", title="a request that is alone")
         alone.set_xticks(sizes)
+        alone.set_ylim(bottom=0)
         alone.legend()
-        picture.savefig(path)
+        try:
+            picture.savefig(path)
+        except OSError as error:
+            told = error.strerror or error
+            raise ConfigurationError(f"--plot {path}: cannot be written: {told}") from error
 
     return draw

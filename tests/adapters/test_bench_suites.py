@@ -7,11 +7,12 @@ import attrs
 import pytest
 from support.command_line import laneway
 
-from laneway.adapters import bench_ffi, bench_pingpong, bench_schedule, bench_tick
+from laneway.adapters import bench_batch, bench_ffi, bench_pingpong, bench_schedule, bench_tick
 from laneway.adapters.bench_batch import Measured, choose, measure
 from laneway.adapters.bench_board import calbin, probed
 from laneway.adapters.bench_pingpong import EXEC_NS, TRANSFER_NS, idle_share, model_times
-from laneway.engine import planning, queueing
+from laneway.engine import canaries, queueing
+from laneway.engine.errors import ConfigurationError
 from laneway.engine.inputs import BufferRestored, Completed, JobTimes, SubmitAccepted
 from laneway.engine.plan import Plan
 from laneway.engine.ports import Step
@@ -134,7 +135,7 @@ def test_a_class_that_starves_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
     def greedy(state: State, model: ModelState) -> Plan | None:
         return queueing._choose_prefill(state, model) or queueing._choose_decode(state, model)
 
-    monkeypatch.setattr(planning, "choose_request", greedy)
+    monkeypatch.setattr(canaries, "choose_request", greedy)
     monkeypatch.setattr(bench_schedule, "mixed", lambda size: bench_schedule.endless(1))
     monkeypatch.setattr(bench_schedule, "long_prompts", lambda size: bench_schedule.endless(1))
     called = laneway("bench", "schedule", "--json")
@@ -215,6 +216,26 @@ def test_batch_tells_every_size_of_a_calbin_and_one_choice() -> None:
     told = {figure["id"].split("/")[1] for figure in figures}
     assert told == {"b1", "b4", "choice"}
     assert figures[-1]["id"] == "R6.3/choice" and figures[-1]["value"] in (1, 4)
+
+
+def test_the_sizes_are_drawn_into_a_file(tmp_path: Path) -> None:
+    """What is drawn is read back from the picture's own text; a file that cannot be is refused."""
+    pytest.importorskip("matplotlib", reason="the extra plot is not installed")
+    draw = bench_batch._drawing(tmp_path / "batch.svg")
+    draw([_measured(1, 100.0), _measured(4, 300.0)])
+    picture = (tmp_path / "batch.svg").read_text()
+    for text in ("batch 1", "batch 4", "P50", "P99", "rows in use"):
+        assert f"<!-- {text} -->" in picture
+    for name, words in (
+        ("batch.nothing", "the name must end in one of"),
+        ("batch", "the name must end in one of"),
+        ("nowhere/batch.svg", "there is no folder"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            bench_batch._drawing(tmp_path / name)
+    (tmp_path / "folder.svg").mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be written: Is a directory"):
+        bench_batch._drawing(tmp_path / "folder.svg")([_measured(1, 100.0)])
 
 
 def test_completions_of_the_null_device_fit_their_jobs(tmp_path: Path) -> None:
