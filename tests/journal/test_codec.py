@@ -138,7 +138,7 @@ HEALTH = (
 )
 WIRE_NAMES = {
     "EngineStarted": (
-        2,
+        3,
         "wall_clock_ns code_version journal_tokens limits[inflight_jobs_max batch_rows_max"
         " long_prefill_threshold_tokens short_turns_max prefill_tokens_max prefill_chunk_tokens"
         " prefill_tokens_per_decode priority_step_tokens tenant_weights queued_requests_max"
@@ -146,7 +146,12 @@ WIRE_NAMES = {
         " submit_refusals_in_a_row_max kv_retries_max backoff_first_ns backoff_last_ns"
         " backoff_tries_max hang_suspect_ns hang_confirm_ns hang_cap_ns"
         " unload_tolerance_bytes configure_timeout_ns retry_after_ns unload_reread_ns"
-        " configure_retries_max buried_items_max buried_bytes_max]"
+        " configure_retries_max buried_items_max buried_bytes_max ccu_resets_max"
+        " ccu_resets_window_ns configuration_resets_max configuration_resets_window_ns"
+        " device_resets_max device_resets_window_ns device_reset_pause_ns process_restarts_max"
+        " process_restarts_window_ns reset_timeout_ns recall_wait_ns drain_timeout_ns"
+        " exceptions_window_ns unhealthy_grace_ns health_every_ns poison_window_ns canary_jobs"
+        " canary_idle_ns requalify_canaries missed_completions_max]"
         " device[url backend product serial runtime_version driver_version firmware_version"
         f" device_epoch inflight_max {CHIPS}"
         " capabilities[name support evidence source value scope note] backend_kind backend_version"
@@ -182,6 +187,16 @@ WIRE_NAMES = {
     "SubmitAccepted": (1, "job ticket"),
     "SubmitRefused": (1, "job code reason"),
     "SubmitDoubtful": (1, "job ticket code reason"),
+    "SubmitWithdrawn": (1, "job"),
+    "CancelTold": (1, "job ticket code reason"),
+    "StatusDoubted": (1, "job ticket kind before shown"),
+    "ResetFinished": (
+        1,
+        "level code reason quiesced verified wider epoch_before epoch_after claimed effects"
+        " jobs_aborted jobs_unaccounted duration_ns used_bytes_before used_bytes_after"
+        f" {HEALTH.replace('health', 'health_before', 1)} {HEALTH}"
+        " runtime_version driver_version firmware_version",
+    ),
     "KvApplyFailed": (2, "job lane operation code unknown reason lanes"),
     "KvApplied": (1, "lanes"),
     "JobProgressed": (1, "job ticket phase"),
