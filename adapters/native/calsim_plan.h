@@ -1,5 +1,5 @@
-/* calsim_plan.h - how a fault plan is read: shared by calsim_plan.c (lines, keys of every kind) and
- * calsim_kinds.c (kinds and their own keys). */
+/* calsim_plan.h - how a fault plan is read: shared by calsim_plan.c (lines, keys of every kind),
+ * calsim_kinds.c (kinds) and calsim_keys.c (their own keys). */
 #ifndef CALSIM_PLAN_H
 #define CALSIM_PLAN_H
 #include "calsim_internal.h"
@@ -38,6 +38,7 @@ bool calsim_kind_at(calsim_fault_kind kind, calsim_point point);
 /* A key of the rule's kind. *known tells whether it is one. */
 bool calsim_take_own(calsim_line *s, calsim_rule *rule, const char *key, const char *value,
                      bool *known);
+bool calsim_needs_are_there(calsim_line *s, const calsim_rule *rule);
 /* What must be there once all keys are read. */
 bool calsim_complete_rule(calsim_line *s, calsim_rule *rule);
 #endif
