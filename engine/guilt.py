@@ -23,7 +23,9 @@ def content_of(prompt: tuple[int, ...]) -> str:
 
 def accuse(ladder: Ladder, limits: Limits, content: str, now_ns: int) -> None:
     """Add one to the score of a content; what is too long ago, or too much, is forgotten."""
-    score = ladder.guilt.pop(content, (0, 0))[0]
+    score, at_ns = ladder.guilt.pop(content, (0, 0))
+    if now_ns - at_ns >= limits.poison_window_ns:
+        score = 0
     kept = [
         (known, entry)
         for known, entry in ladder.guilt.items()

@@ -98,7 +98,8 @@ def next_rung(draft: Draft, reason: str, *, least: int = 0) -> None:
     recovery = draft.state.ladder.recovery
     assert recovery is not None
     rung = max(min(recovery.rung + 1, DEVICE), least)
-    escalate(draft, recovery.cause, rung, reason)
+    until_ns = draft.state.now_ns + draft.state.limits.drain_timeout_ns
+    escalate(draft, recovery.cause, rung, reason, until_ns=until_ns)
 
 
 def give_up(draft: Draft, reason: str, rung: int) -> None:

@@ -39,36 +39,28 @@ def evict_if_idle(draft: Draft, number: int) -> None:
 
 
 def evict(draft: Draft, numbers: tuple[int, ...]) -> None:
-    """Give ready lanes of one model back; the device is told at once, in one list.
+    """Give ready lanes of one model back; the device is told at once, of each lane by itself.
+
+    Why a list for each lane: a list is applied whole or not at all, so one that fails would leave
+    the device's word on the other lanes behind the engine's, unnoticed (row 20).
 
     The bank is asked for a RELEASE only if a RESERVE of this binding was ever applied: otherwise
     the lane has an owner here and none there, and a bank may call the release of what it does not
     hold a mistake, which would put the lane in doubt for nothing (row 19).
     """
     lanes = [draft.state.lanes[number] for number in numbers]
-    operations: list[KvOperation] = []
-    for lane in lanes:
-        if not lane.on_device:
-            continue
-        operations.extend(lane.due)
-        operations.append(
-            KvOperation(
-                verb="RELEASE",
-                lane=lane.number,
-                from_tokens=lane.length_tokens,
-                to_tokens=0,
-                transaction=0,
-            )
-        )
+    held = [(lane.number, lane.due, lane.length_tokens) for lane in lanes if lane.on_device]
     generation = lanes[0].generation
     draft.emit("lane", numbers, "evict", generation=generation)
-    if not operations:
-        return
-    draft.ask(
-        ApplyKv(
-            model=lanes[0].model,
-            epoch=draft.state.device.epoch,
-            generation=generation,
-            operations=tuple(operations),
+    for number, due, length_tokens in held:
+        release = KvOperation(
+            verb="RELEASE", lane=number, from_tokens=length_tokens, to_tokens=0, transaction=0
         )
-    )
+        draft.ask(
+            ApplyKv(
+                model=lanes[0].model,
+                epoch=draft.state.device.epoch,
+                generation=generation,
+                operations=(*due, release),
+            )
+        )

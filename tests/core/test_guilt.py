@@ -76,3 +76,21 @@ def test_who_gets_through_alone_is_pardoned() -> None:
         rig.device.clock.advance(HOUR_NS // 4)
     rig.check_answers()
     rig.close()
+
+
+def test_an_accusation_that_is_too_long_ago_makes_no_poison_with_a_new_one() -> None:
+    """A client that gave up cannot be pardoned; its accusation is forgotten all the same."""
+    for apart_ns, refused in ((HOUR_NS // 2, True), (HOUR_NS, False)):
+        rig = Rig(resets=True)
+        for wait_ns in (apart_ns, 0):
+            rig.device.on_result = poisoned
+            given_up = rig.submit(POISON, seed=5, ignore_eos=True)
+            rig.run(until=lambda rig=rig: bool(rig.state.suspended))  # type: ignore[misc]
+            given_up.cancel()
+            rig.device.on_result = None
+            rig.run()
+            rig.device.clock.advance(wait_ns)
+        again = rig.submit(POISON, seed=5, ignore_eos=True)
+        rig.run()
+        assert (again.result().error is not None) == refused
+        rig.close()

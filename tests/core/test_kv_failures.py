@@ -220,3 +220,20 @@ def test_small_artifact_loses_the_device_with_its_first_doubtful_lane() -> None:
     assert rig.state.device.state == "lost", "one of two lanes is more than a quarter"
     assert stream.result().error is not None
     rig.close()
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_release_that_fails_leaves_the_lanes_beside_it_in_step(unknown: bool) -> None:
+    """A list is applied whole or not at all: a batch gives each lane back by itself (row 20)."""
+    shape = Shape((1, 8), 0, "length_zero", 1, Limits())
+    it = Scheduled(shape)
+    rig = it.rig
+    rig.device.kv_faults = [KvFault(verb="RELEASE", unknown=unknown)]
+    for number in range(16):
+        rig.submit([number + 1, 3], seed=number, max_tokens=3, ignore_eos=True)
+    rig.run()
+    failed = [step.taken.lane for step in rig.steps if isinstance(step.taken, KvApplyFailed)]
+    assert set(failed) == {1}, "the last golden run of the load gives its eight lanes back"
+    assert unknown_lanes(rig) == 1
+    rig.check_answers()
+    rig.close()

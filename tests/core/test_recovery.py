@@ -586,3 +586,24 @@ def test_each_reset_has_a_record_before_and_after() -> None:
     assert reset.data["cause"].startswith("exception") and reset.data["rung"] == 4
     after = [step.taken for step in rig.steps if isinstance(step.taken, ResetFinished)]
     assert len(after) == 1 and after[0].health is not None and after[0].level == 1
+
+
+def test_a_further_fault_of_the_device_at_every_point_of_a_recovery() -> None:
+    """G2: also a job of the proof that was not handed over is withdrawn, and no reset overtakes it.
+
+    What was handed over is waited for; either way the climb ends in service.
+    """
+    withdrawn = 0
+    for count in range(0, 88, 2):
+        rig = begin()
+        run_to_job(rig)
+        taken = fault(rig, "ccu", CCU)
+        rig.device.drop_jobs()
+        rig.interrupt(taken)
+        assert rig.run_actions(count)
+        rig.interrupt(fault(rig, "device", STICKY))
+        finish(rig)
+        lost = [event for event in rig.events("job", "lose") if event.source == "planned"]
+        assert not lost, f"G2: {lost} while its buffer was preparing"
+        withdrawn += len(rig.events("job", "withdraw"))
+    assert withdrawn >= 2
