@@ -93,7 +93,7 @@ def decode_times(
     device: Any = open_npurt(f"{BOARD}&clock={clock}")
     if host_ns:
         device = BusyHost(device, host_ns)
-    limits = Limits(inflight_jobs_max=depth, batch_rows_max=ROWS)
+    limits = Limits(inflight_jobs_max=depth, batch_rows_max=ROWS, canary_jobs=0, canary_idle_ns=0)
     with TemporaryDirectory(prefix="laneway-bench-") as place:
         journal = open_journal(Path(place) / "run.db")
         with Engine(device=device, journal=journal, limits=limits) as engine:

@@ -44,6 +44,8 @@ LIMITS = Limits(
     prefill_chunk_tokens=64,
     prefill_tokens_max=64,
     prefill_tokens_per_decode=64,
+    canary_jobs=0,
+    canary_idle_ns=0,
 )
 
 

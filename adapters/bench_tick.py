@@ -84,6 +84,8 @@ class Serving:
             step_batch_max=steps_max,
             queued_requests_max=live + queued,
             queued_tokens_max=1 << 30,
+            canary_jobs=0,
+            canary_idle_ns=0,
         )
         self.engine = Engine(device=self._device, journal=open_journal(path), limits=limits)
         try:

@@ -54,6 +54,9 @@ class LoadedModel:
     lane_tags: dict[int, int] = attrs.field(factory=dict)
     """Device lane to the tag of the sequence bound to it: the job that reserved it first."""
 
+    golden_bits: dict[tuple[int, int], bytes] = attrs.field(factory=dict)
+    """Digests of the golden rows of the load, by trial and position, where bits may be compared."""
+
     def stale_code(self, *, epoch: int, generation: int) -> npurt.Code | None:
         """Return why something decided for this epoch and generation is stale, or None."""
         if self.current is None or self.current.generation != generation:

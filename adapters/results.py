@@ -4,12 +4,14 @@ The logits are read where the device wrote them, and only because the completion
 (E3, D2). Nothing of a row depends on another row (I7, I12).
 """
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
 from laneway.adapters.buffers import Buffer
 from laneway.adapters.loaded import LoadedModel
-from laneway.adapters.trials import judge_row
+from laneway.adapters.trials import EQUAL, judge_row
 from laneway.engine.bf16 import ROW_OK, ROW_PARAMETERS
 from laneway.engine.effects import SubmitJob, SubmitRow
 from laneway.engine.errors import InternalError
@@ -20,9 +22,14 @@ from laneway.engine.sampling_arrays import SamplerScratch, SamplingArrays
 
 
 class Results:
-    """Postprocessing for one thread, with working memory by vocabulary size."""
+    """Postprocessing for one thread, with working memory by vocabulary size.
 
-    def __init__(self) -> None:
+    ``exact``: the device gives the same bits for the same tokens wherever they run, so a canary is
+    also held against the bits of the golden run of its load (E25).
+    """
+
+    def __init__(self, *, exact: bool = False) -> None:
+        self._exact = exact
         self._scratch: dict[int, SamplerScratch] = {}
 
     def read(self, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
@@ -49,6 +56,8 @@ class Results:
             verdict = ""
             if effect.origin in ("golden", "canary") and not fault:
                 verdict = _judge(model, row, logits[index])
+                if self._exact and verdict == EQUAL:
+                    verdict = _hold_bits(effect.origin, model, row, logits[index])
             results.append(
                 RowResult(
                     token=token if row.sampling is not None else NO_TOKEN,
@@ -115,6 +124,17 @@ def _judge(model: LoadedModel, row: SubmitRow, bits: NDArray[np.uint16]) -> str:
     if run is None:
         return ""
     return judge_row(run, row.start + len(row.tokens) - 1, bits)
+
+
+def _hold_bits(origin: str, model: LoadedModel, row: SubmitRow, bits: NDArray[np.uint16]) -> str:
+    """Keep the bits of a golden row at the load; hold those of a canary against them."""
+    key = (row.owner, row.start + len(row.tokens) - 1)
+    digest = hashlib.blake2b(bits.tobytes(), digest_size=16).digest()
+    if origin == "golden":
+        model.golden_bits[key] = digest
+    elif model.golden_bits.get(key, digest) != digest:
+        return "within the tolerance, but its bits are not those of the golden run at the load"
+    return EQUAL
 
 
 def _push_text(model: LoadedModel, effect: SubmitJob, row: SubmitRow, token: int) -> bool:

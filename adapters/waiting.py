@@ -106,7 +106,7 @@ class Waiting:
         self._clock = clock
         self._chips = chips
         self._post = post
-        self._results = Results()
+        self._results = Results(exact=calls.library.simulates)
         self._flights: dict[int, Flight] = {}
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)

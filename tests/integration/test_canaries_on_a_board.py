@@ -157,6 +157,7 @@ OVERLAPPED = {
     "stale_output": "on=exec",
     "swapped_output": "on=d2h",
     "kv_swap": "with=1",
+    "kv_bit": "on=exec",
     "numeric_garbage": "on=exec",
     "numeric_constant": "on=exec",
     "numeric_offset": "on=exec n=3",
@@ -196,9 +197,6 @@ def test_what_goes_wrong_only_while_jobs_overlap_costs_the_second_job_in_flight(
     assert any(event.trigger == "mark" for step in steps for event in step.events)
 
 
-ALWAYS = {**OVERLAPPED, "numeric_nan": "on=exec flag=n"}
-
-
 @pytest.mark.parametrize("kind", ["numeric_garbage", "numeric_constant", "numeric_offset"])
 @pytest.mark.parametrize("inflight", [1, 2])
 def test_what_goes_wrong_with_one_in_flight_too_ends_the_belief_in_the_generation(
@@ -208,15 +206,24 @@ def test_what_goes_wrong_with_one_in_flight_too_ends_the_belief_in_the_generatio
     run.warm() if inflight == 2 else run.submit(24)
     if inflight == 1:
         run.until("model", "prove", within=DETECTED)
-    run.real.simulator.set_faults(f"fault a kind={kind} {ALWAYS[kind]} count=inf")
+    run.real.simulator.set_faults(f"fault a kind={kind} {OVERLAPPED[kind]} count=inf")
     run.submit(24)
-    run.until("device", "lose", within=DETECTED)
+    run.until("device", "escalate", within=DETECTED)
     assert "computes wrongly: canary" in run.real.engine.health().reason
     assert len(run.events("model", "examine")) == inflight - 1
+    run.real.simulator.set_faults("")
     run.real.run()
+    assert run.device == "serving" and run.events("device", "reset")
     wrong = run.check()
     assert wrong
     assert all(result.error is not None for result in wrong if result.request in _live(run))
+    before = len(run.asked)
+    run.submit(12)
+    run.real.run()
+    late = run.real.results()[before:]
+    assert [result.tokens for result in late] == [
+        run.alone[ask].tokens for ask in run.asked[before:]
+    ]
     run.close()
 
 

@@ -32,7 +32,7 @@ from support.machine_run import MachineRun
 from support.text_model import Wish
 
 from laneway.adapters.buffers import Buffer
-from laneway.engine.limits import Limits
+from laneway.engine.limits import SECOND, Limits
 from laneway.engine.sampling import Sampling
 from laneway.journal import open_journal
 from laneway.journal.replay import verify
@@ -93,10 +93,17 @@ class EngineOnBoard(RuleBasedStateMachine):
         loaded=st.sampled_from((True, True, True, False)),
         inflight=st.sampled_from((1, 2)),
         rows=st.sampled_from((1, 4)),
+        canary=st.sampled_from((0, 3, 10)),
     )
-    def begin(self, plan: str, loaded: bool, inflight: int, rows: int) -> None:
+    def begin(self, plan: str, loaded: bool, inflight: int, rows: int, canary: int) -> None:
         """Open the engine, with or without its model, on a board with a fault plan."""
-        limits = Limits(inflight_jobs_max=inflight, batch_rows_max=rows)
+        limits = Limits(
+            inflight_jobs_max=inflight,
+            batch_rows_max=rows,
+            canary_jobs=canary,
+            canary_idle_ns=canary and 60 * SECOND,
+            requalify_canaries=1,
+        )
         self.run = MachineRun(self.folder, plan=plan, limits=limits, load=loaded)
 
     # ------------------------------------------------------------------ clients

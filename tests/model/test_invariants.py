@@ -2,7 +2,8 @@
 
 Good states and steps come from a small run on the fake device; the damage is one assignment.
 
-Source: I1 to I6, I8 to I10, I12, E1, E4, E7, E12, E17, E19, G9, G11, G13, R7.3, decisions 8, 9.
+Source: I1 to I6, I8 to I10, I12, E1, E4, E7, E11, E12, E17, E19, G9, G11, G13, R7.3,
+decisions 8, 9, 15.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 
 import attrs
 import pytest
+from support.canary_rig import busy as busy_with_canaries
+from support.canary_rig import fill
 from support.memory_steps import ListJournal
 from support.rig import Rig
 
@@ -24,7 +27,7 @@ from laneway.engine.inputs import (
 )
 from laneway.engine.invariants import INVARIANTS, check
 from laneway.engine.ports import Step
-from laneway.engine.state import JobState, LaneState, RequestState, State, copy
+from laneway.engine.state import JobState, LaneState, RequestState, State, TrialRun, copy
 from laneway.engine.watch import Watch
 from laneway.statemachines import Event
 
@@ -128,6 +131,9 @@ DAMAGES: tuple[tuple[str, Callable[[State], Any]], ...] = (
     ("R9.2", lambda s: s.models.update({2: attrs.evolve(s.models[1], number=2, state="failed")})),
     ("I10", _lost),
     ("G8", lambda s: setattr(request_of(s, "waiting"), "prefill_tokens", 1)),
+    ("E11", lambda s: setattr(s.models[1].canary, "examining", True)),
+    ("E19", lambda s: s.models[1].runs.update({9: TrialRun(9, 0, "canary", lanes=(1,))})),
+    ("decision 15", lambda s: setattr(request_of(s, "decoding"), "proven_tokens", 99)),
     ("G8", lambda s: setattr(request_of(s, "decoding"), "catching_up", True)),
     ("R6.2", lambda s: setattr(request_of(s, "decoding"), "state", "suspended")),
     ("R6.2", lambda s: _give_a_token(s)),
@@ -234,6 +240,34 @@ def _without(machine: str, trigger: str) -> list[Step]:
     return _replaced(at, events=tuple(e for e in STEPS[at].events if e is not event))
 
 
+def _withheld_for_nothing() -> list[Step]:
+    """Return a story in which a result is taken back although nothing is examined."""
+    events = [
+        attrs.evolve(event, data={"withheld": True}) if event.trigger == "complete" else event
+        for event in STEPS[DONE].events
+    ]
+    return _replaced(DONE, events=tuple(events))
+
+
+def _believed_while_examined() -> list[Step]:
+    examine = Event("model", (1,), "examine", "ready", "ready", 1, 1, {"reason": "x"})
+    at = _at(SubmitAccepted)
+    return _replaced(at, events=(*STEPS[at].events, examine))
+
+
+def _beside_another() -> list[Step]:
+    """Return a story in which a device fell to one job in flight and a second one is planned."""
+    rig = busy_with_canaries()
+    fill(rig, 4)
+    rig.run(until=lambda: len(rig.state.jobs) == 2)
+    restrict = Event("device", (0,), "restrict", "serving", "serving", 1, 0, {"reason": "x"})
+    at = max(
+        index for index, step in enumerate(rig.steps) for e in step.events if e.trigger == "plan"
+    )
+    wrong = attrs.evolve(rig.steps[at], events=(restrict, *rig.steps[at].events))
+    return [*rig.steps[:at], wrong]
+
+
 def _foreign_fault() -> list[Step]:
     at, _ = _first("job", "complete")
     fault = DeviceFaulted(
@@ -275,6 +309,9 @@ WRONG: tuple[tuple[str, Callable[[], Sequence[Step]]], ...] = (
     ("decision 9", lambda: _once_more("request", "admit")),
     ("decision 9", lambda: _once_more("device", "open")),
     ("R3.4, E1", lambda: _without("buffer", "acquire")),
+    ("E11", _withheld_for_nothing),
+    ("E11", _believed_while_examined),
+    ("E11", _beside_another),
 )
 
 
