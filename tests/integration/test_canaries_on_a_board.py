@@ -282,10 +282,11 @@ def test_counters_that_lie_cost_the_second_job_for_good(
 def test_results_that_only_polls_find_cost_the_second_job(calbin: Path, tmp_path: Path) -> None:
     run = Run(calbin, tmp_path)
     run.warm()
-    run.real.simulator.set_faults("fault a kind=lost_completion every=5 count=3 poll_sees=y")
+    run.real.simulator.set_faults("fault a kind=lost_completion every=5 count=inf poll_sees=y")
     run.submit(24)
     run.until("device", "restrict", within=40)
     assert run.ceiling_reason == "3 results in an hour were found by polls alone"
+    run.real.simulator.set_faults("")
     run.submit(90)
     run.until("device", "relax", within=400)
     run.real.run()

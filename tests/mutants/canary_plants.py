@@ -5,6 +5,7 @@ from typing import Any
 import attrs
 import pytest
 
+from laneway.adapters import waiting
 from laneway.engine import (
     canaries,
     completing,
@@ -85,3 +86,11 @@ def two_again_without_proof(patch: pytest.MonkeyPatch) -> None:
 
 def two_again_never(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(canaries, "may_requalify", lambda known: False)
+
+
+def poll_believed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(waiting.Waiting, "_has_result", lambda self, flight: True)
+
+
+def illegal_step_unsaid(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(waiting.Waiting, "_doubt", lambda self, flight, kind, shown: False)

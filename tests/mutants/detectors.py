@@ -314,6 +314,20 @@ def board_that_faults() -> None:
         assert kept == buffers, f"E9: {kept} of {buffers} arenas outlive the device"
 
 
+def board_that_steps_illegally() -> None:
+    """Polls show slow jobs at their end too early: one in flight from here on, and that is all."""
+    slow = "fault a kind=slow on=exec every=1 factor=3000000"
+    with _run(f"{slow}\nfault b kind=illegal_step from=exec to=done every=1") as run:
+        for wish in WISHES:
+            run.submit(wish)
+        run.settle()
+        device = run.state.device
+        assert device.state == "serving", f"E11: a poll alone ends a job: {device.reason}"
+        assert "steps illegally" in device.ceiling_reason, f"E11: {device.ceiling_reason!r}"
+        run.close()
+        run.prove()
+
+
 def graves_on_the_board() -> None:
     """What a faulty board leaves under way is in the journal with what the process keeps."""
     with _run("fault a kind=ccu_exception on=exec nth=3 quiesce=n kv=unknown") as run:
@@ -377,6 +391,7 @@ DETECTORS: tuple[Detector, ...] = (
     illegal_events,
     board,
     board_that_faults,
+    board_that_steps_illegally,
     graves_on_the_board,
     blocked_call,
     altered_input,

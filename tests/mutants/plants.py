@@ -727,4 +727,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "E11",
         "one in flight for ever",
     ),
+    _mutant(
+        "E11",
+        canary_plants.poll_believed,
+        _d.board_that_steps_illegally,
+        "E11",
+        "a poll that shows an end is believed without a result",
+    ),
+    _mutant(
+        "E11",
+        canary_plants.illegal_step_unsaid,
+        _d.board_that_steps_illegally,
+        "E11",
+        "a state that contradicts itself is kept quiet",
+    ),
 )
