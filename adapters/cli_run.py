@@ -284,7 +284,7 @@ def _row(index: int, result: Result) -> dict[str, Any]:
     error = None
     if result.error is not None:
         error = {"type": _error_type(result), "message": str(result.error)}
-    return {
+    row = {
         "request": index,
         "prompt_tokens": list(result.prompt),
         "tokens": list(result.tokens),
@@ -297,6 +297,9 @@ def _row(index: int, result: Result) -> dict[str, Any]:
         },
         "error": error,
     }
+    if result.suspect_tokens_from is not None:
+        row["suspect_tokens_from"] = result.suspect_tokens_from
+    return row
 
 
 def _logprobs_row(pairs: tuple[tuple[int, float], ...]) -> dict[str, Any]:

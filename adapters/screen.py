@@ -75,6 +75,8 @@ class Screen:
     def end(self, index: int, result: Result) -> None:
         """Show how an answer ended."""
         how = result.finish_reason if result.error is None else str(result.error)
+        if result.suspect_tokens_from is not None:
+            how += f", in doubt from token {result.suspect_tokens_from} on"
         self._endings[index] = f"[{how}, {result.usage.completion_tokens} tokens]"
         if self._live is None and not self._quiet:
             rest = self._answers[index][self._shown[index] :]

@@ -7,6 +7,9 @@ is due after so many jobs of requests, and a while after the last one if anythin
 followed by one of theirs: each of their turns waits for one more turn at most, and the bounds of
 queueing.py at most double while a canary runs. One that began is finished, also while draining.
 
+So what goes wrong in every job is found within ``canary_jobs`` jobs, those until a lane is empty,
+and twice its own. What goes wrong now and then is found by the canary that meets it.
+
 A canary that is equal proves the tokens made before it began. One that differs marks all others
 since the last good one: in the event, and in the ending that each client is told. If all of its
 jobs were alone on the device, the generation is not to be believed (R14.5). If jobs overlapped in

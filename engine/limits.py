@@ -44,8 +44,9 @@ class Limits:
 
     Canaries: one is due after ``canary_jobs`` jobs of requests, or ``canary_idle_ns`` after the
     last one began if a request was served since; 0 turns each off. A device that fell to one job
-    in flight gets its chance of two after ``requalify_canaries`` good ones, twice as many after
-    each further fall. ``missed_completions_max`` results in an hour may be found by a poll alone.
+    in flight gets its chance of two after ``requalify_canaries`` good ones (seven are some 32
+    tokens), twice as many after each further fall, so without canaries it stays at one.
+    ``missed_completions_max`` results in an hour may be found by a poll alone.
 
     Recovery: at most ``*_resets_max`` attempts on a rung in its window, 0 for none; before a
     further reset of the device a pause of ``device_reset_pause_ns``, doubled each time. What is in
@@ -111,5 +112,5 @@ class Limits:
     poison_window_ns: int = _limit(3600 * SECOND)
     canary_jobs: int = _limit(1000, 0)
     canary_idle_ns: int = _limit(600 * SECOND, 0)
-    requalify_canaries: int = _limit(3)
+    requalify_canaries: int = _limit(7)
     missed_completions_max: int = _limit(2, 0)

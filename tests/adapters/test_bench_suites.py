@@ -11,7 +11,7 @@ from laneway.adapters import bench_ffi, bench_pingpong, bench_schedule, bench_ti
 from laneway.adapters.bench_batch import Measured, choose, measure
 from laneway.adapters.bench_board import calbin, probed
 from laneway.adapters.bench_pingpong import EXEC_NS, TRANSFER_NS, idle_share, model_times
-from laneway.engine import planning, queueing
+from laneway.engine import canaries, queueing
 from laneway.engine.inputs import BufferRestored, Completed, JobTimes, SubmitAccepted
 from laneway.engine.plan import Plan
 from laneway.engine.ports import Step
@@ -134,7 +134,7 @@ def test_a_class_that_starves_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
     def greedy(state: State, model: ModelState) -> Plan | None:
         return queueing._choose_prefill(state, model) or queueing._choose_decode(state, model)
 
-    monkeypatch.setattr(planning, "choose_request", greedy)
+    monkeypatch.setattr(canaries, "choose_request", greedy)
     monkeypatch.setattr(bench_schedule, "mixed", lambda size: bench_schedule.endless(1))
     monkeypatch.setattr(bench_schedule, "long_prompts", lambda size: bench_schedule.endless(1))
     called = laneway("bench", "schedule", "--json")

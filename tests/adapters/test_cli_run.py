@@ -7,16 +7,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from support.command_line import DEMO, MODELS, laneway
 
 from laneway.adapters import open_device
 from laneway.adapters.calbin import pack
-from laneway.adapters.cli_run import _logprobs_row
+from laneway.adapters.cli_run import _logprobs_row, _row
 from laneway.adapters.text import TokenizerText
-from laneway.engine import Engine, Request, Sampling
+from laneway.engine import Engine, Request, Result, Sampling
 from laneway.engine.inputs import RequestSubmitted
+from laneway.engine.request import Usage
 from laneway.journal import open_journal
 
 KEYS = ["request", "prompt_tokens", "tokens", "text", "finish_reason", "usage", "error"]
@@ -269,6 +271,16 @@ def test_penalties_and_logprobs(tiny: Path) -> None:
 def test_a_log_probability_is_never_below_what_clients_know() -> None:
     row = _logprobs_row(((3, -math.inf), (4, -0.5), (3, -1e30)))
     assert row == {"token": 3, "logprob": -9999.0, "top": [[4, -0.5], [3, -9999.0]]}
+
+
+def test_a_row_says_from_which_token_on_an_answer_is_in_doubt() -> None:
+    usage = Usage(prompt_tokens=1, completion_tokens=2)
+    plain = Result(
+        request=9, prompt=(1,), tokens=(2, 3), text=None, finish_reason="length", usage=usage
+    )
+    assert list(_row(0, plain)) == KEYS
+    doubted = _row(0, attrs.evolve(plain, suspect_tokens_from=1))
+    assert doubted == {**_row(0, plain), "suspect_tokens_from": 1}
 
 
 @pytest.mark.parametrize(
