@@ -9,6 +9,7 @@ the ticket is retired and everything is restored and wiped (E3, E4).
 import ctypes
 import mmap
 from collections.abc import Sequence
+from itertools import accumulate
 
 import attrs
 import numpy as np
@@ -86,12 +87,11 @@ class Buffer:
         """
         if self.ticket or self.tainted:
             raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
-        counts = np.array([0 if row is None else len(row.tokens) for row in rows], np.int32)
-        ends = np.cumsum(counts, dtype=np.int64)
+        counts = [0 if row is None else len(row.tokens) for row in rows]
         status = pack_lanes(
             np.array([token for row in rows if row for token in row.tokens], np.int32),
-            ends - counts,
-            counts,
+            np.array([0, *accumulate(counts)][:-1], np.int64),
+            np.array(counts, np.int32),
             np.array([0 if row is None else row.start for row in rows], np.int32),
             vocabulary=vocabulary,
             positions_max=positions_max,

@@ -5,6 +5,7 @@ Source: decision 16 (the whole of a fault is in the inputs), E24, E27.
 
 import ctypes
 from collections.abc import Iterator
+from operator import attrgetter
 
 import attrs
 
@@ -25,6 +26,9 @@ _TIME_NAMES = (
     *("submit", "accept", "h2d_begin", "h2d_end", "exec_begin", "exec_end"),
     *("d2h_begin", "d2h_end", "visible"),
 )
+_TIME_FIELDS = tuple(f"{name}_ns" for name in _TIME_NAMES)
+_ALL_TOLD = (1 << len(_TIME_NAMES)) - 1
+_instants_of = attrgetter(*_TIME_NAMES)
 
 
 @attrs.frozen
@@ -129,11 +133,11 @@ def read_counters(calls: DeviceCalls) -> tuple[tuple[str, int], ...]:
 
 def read_times(times: npurt.Times, *, postprocess_ns: int = 0) -> JobTimes:
     """Take the instants that the device tells; 0 for the others."""
-    told = {
-        f"{name}_ns": getattr(times, name)
-        for bit, name in enumerate(_TIME_NAMES)
-        if times.valid & (1 << bit)
-    }
+    told = dict(zip(_TIME_FIELDS, _instants_of(times), strict=True))
+    if times.valid & _ALL_TOLD != _ALL_TOLD:
+        for bit, name in enumerate(_TIME_FIELDS):
+            if not times.valid & (1 << bit):
+                told[name] = 0
     return JobTimes(**told, postprocess_ns=postprocess_ns)
 
 

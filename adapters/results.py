@@ -13,7 +13,7 @@ from laneway.adapters.trials import judge_row
 from laneway.engine.bf16 import ROW_OK, ROW_PARAMETERS
 from laneway.engine.effects import SubmitJob, SubmitRow
 from laneway.engine.errors import InternalError
-from laneway.engine.inputs import NO_TOKEN, RowResult
+from laneway.engine.inputs import NO_TOKEN, RowResult, make_row_result
 from laneway.engine.logits import sample_rows
 from laneway.engine.logprobs import Logprobs, allocate_logprobs
 from laneway.engine.sampling_arrays import SamplerScratch, SamplingArrays
@@ -50,7 +50,7 @@ class Results:
             if effect.origin in ("golden", "canary") and not fault:
                 verdict = _judge(model, row, logits[index])
             results.append(
-                RowResult(
+                make_row_result(
                     token=token if row.sampling is not None else NO_TOKEN,
                     stop_hit=_push_text(model, effect, row, token),
                     fault=fault,

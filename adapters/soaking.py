@@ -128,6 +128,9 @@ class Soak:
     def run(self) -> SoakReport:
         """Run to the end and report."""
         pool = self._make_pool()
+        # What was made up to here stays: nobody needs to look through it again and again.
+        gc.collect()
+        gc.freeze()
         with TemporaryDirectory(prefix="laneway-soak-") as folder:
             journal = str(Path(folder) / "soak.db")
             while self._spent_ns < self._length_ns and not self._report.invariant_breaks:

@@ -17,7 +17,7 @@ from laneway.engine.evolve import evolve
 from laneway.engine.inputs import Input
 from laneway.engine.state import DEVICE, State, state_of
 from laneway.statemachines import MACHINES, Event, entity_name
-from laneway.statemachines.event import NO_DATA
+from laneway.statemachines.event import NO_DATA, make_event
 
 
 @attrs.frozen
@@ -57,7 +57,7 @@ class Draft:
         dest = MACHINES[machine].table.get((source, trigger))
         if dest is None:
             raise IllegalTransitionError(machine, source, trigger, entity_name(machine, numbers[0]))
-        event = Event(
+        event = make_event(
             machine,
             numbers,
             trigger,

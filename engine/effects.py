@@ -9,9 +9,10 @@ import attrs
 
 from laneway.engine.inputs import Trial
 from laneway.engine.sampling import Sampling
+from laneway.statemachines.values import quick
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class KvOperation:
     """One operation on a lane of the device bank; ``verb`` is RESERVE, COMMIT, ROLLBACK or RELEASE.
 
@@ -25,7 +26,7 @@ class KvOperation:
     transaction: int
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class SubmitRow:
     """One row of a job: the tokens of one sequence, run from position ``start`` on.
 
@@ -269,3 +270,6 @@ DeviceEffect = (
 )
 ClientEffect = Deliver | Conclude
 Effect = DeviceEffect | ClientEffect
+
+make_kv_operation, make_submit_row = quick(KvOperation), quick(SubmitRow)
+"""The same values, made faster: a tick makes some for every row."""

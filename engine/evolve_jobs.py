@@ -19,6 +19,7 @@ from laneway.engine.state import (
     is_decoding,
     is_end_token,
     is_prefilling,
+    make_job_row,
 )
 from laneway.statemachines import MACHINES, Event
 
@@ -106,7 +107,7 @@ def _row(state: State, number: int, job: int) -> JobRow:
     lane = state.lanes[number]
     if lane.job != job or lane.owner is None:
         raise InternalError(f"lane/{number} is reserved for job/{lane.job}, not for job/{job}")
-    return JobRow(number, lane.owner, lane.length_tokens, lane.reserved_tokens)
+    return make_job_row(number, lane.owner, lane.length_tokens, lane.reserved_tokens)
 
 
 def _count_turn(state: State, job: JobState) -> None:

@@ -18,6 +18,7 @@ import attrs
 from laneway.engine.evidence import Capability, Grant
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
+from laneway.statemachines.values import quick
 
 NO_TOKEN = -1
 
@@ -325,7 +326,7 @@ class JobProgressed:
     phase: str
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class JobTimes:
     """Instants of one job on the device clock in ns, 0 where the device does not tell."""
 
@@ -342,7 +343,7 @@ class JobTimes:
     """Duration of turning logits into tokens on the host."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class RowResult:
     """What one row of a done job gave.
 
@@ -359,6 +360,10 @@ class RowResult:
     verdict: str = ""
     kv_digest: int | None = None
     logprobs: tuple[tuple[int, float], ...] = ()
+
+
+make_row_result = quick(RowResult)
+"""Make a result, as ``RowResult`` does."""
 
 
 @attrs.frozen(kw_only=True)

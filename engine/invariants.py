@@ -231,9 +231,9 @@ def check_buffers(state: State) -> None:
 
 def check_lanes(state: State) -> None:
     """I3: every lane of a configured model is in one of four states, with at most one owner."""
-    held = Counter([lane.model for lane in state.lanes.values()])
+    held = [lane.model for lane in state.lanes.values()]
     for model in state.models.values():
-        count = held[model.number]
+        count = held.count(model.number)
         if count == model.lane_count:
             continue
         if count or model.state not in ("validating", "configuring", "failed"):

@@ -57,7 +57,7 @@ from laneway.engine.limits import Limits
 from laneway.engine.meter import Meter
 from laneway.engine.opening import fold_journal, open_journal_state, remember
 from laneway.engine.picture import MetricsPicture
-from laneway.engine.ports import DevicePort, JournalPort, Step, TextPort
+from laneway.engine.ports import DevicePort, JournalPort, Step, TextPort, make_step
 from laneway.engine.request import Request
 from laneway.engine.snapshot import Health, ModelView, RequestView, Snapshot, take_snapshot
 from laneway.engine.state import State, initial_state
@@ -256,7 +256,7 @@ class Engine:
                 at_ns = max(self._now_ns(), self._state.now_ns)
                 decision = decide(self._state, one, at_ns)
                 steps.append(
-                    Step(step=self._state.step, at_ns=at_ns, taken=one, events=decision.events)
+                    make_step(step=self._state.step, at_ns=at_ns, taken=one, events=decision.events)
                 )
                 effects.extend(decision.effects)
             self._journal.append(steps)

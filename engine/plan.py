@@ -9,11 +9,12 @@ from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.sampling import Sampling
 from laneway.engine.state import ModelState, State
+from laneway.statemachines.values import quick
 
 USABLE = ("serving", "degraded", "draining")
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class PlanRow:
     """One row of a plan: ``tokens`` of an owner (a request, or a run of a trial) from ``start`` on.
 
@@ -27,6 +28,10 @@ class PlanRow:
     start: int
     sampling: Sampling | None
     bind: bool
+
+
+make_plan_row = quick(PlanRow)
+"""Make a row, as ``PlanRow`` does."""
 
 
 @attrs.frozen(kw_only=True)

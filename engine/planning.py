@@ -9,7 +9,7 @@ from typing import Any
 
 from laneway.engine.canaries import choose_served
 from laneway.engine.draft import Draft
-from laneway.engine.effects import KvOperation, SubmitJob, SubmitRow
+from laneway.engine.effects import KvOperation, SubmitJob, SubmitRow, make_submit_row
 from laneway.engine.plan import Plan, PlanRow, inflight_ceiling, places_of, validate
 from laneway.engine.state import RequestState, State, end_tokens, kv_operation
 from laneway.engine.trials import choose_trial
@@ -95,9 +95,9 @@ def _submit_row(state: State, chosen: Plan, row: PlanRow) -> SubmitRow:
     request = state.requests[row.owner]
     sampling = row.sampling
     if sampling is None:
-        return SubmitRow(row.lane, row.owner, row.tokens, row.start, None)
+        return make_submit_row(row.lane, row.owner, row.tokens, row.start, None)
     generated = len(request.tokens)
-    return SubmitRow(
+    return make_submit_row(
         row.lane,
         row.owner,
         row.tokens,

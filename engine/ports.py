@@ -9,9 +9,10 @@ from laneway.engine.clock import Clock
 from laneway.engine.effects import DeviceEffect
 from laneway.engine.inputs import DeviceFacts, Input
 from laneway.statemachines import Event
+from laneway.statemachines.values import quick
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Step:
     """One input with its events: the unit of the journal.
 
@@ -22,6 +23,10 @@ class Step:
     at_ns: int
     taken: Input
     events: tuple[Event, ...]
+
+
+make_step = quick(Step)
+"""Make a step, as ``Step`` does."""
 
 
 class TextPort(Protocol):

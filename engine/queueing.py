@@ -31,7 +31,7 @@ from operator import attrgetter
 
 from laneway.engine.inputs import SubmodelFacts
 from laneway.engine.limits import Limits
-from laneway.engine.plan import Plan, PlanRow, block_of, may_split, takes_rows
+from laneway.engine.plan import Plan, PlanRow, block_of, make_plan_row, may_split, takes_rows
 from laneway.engine.state import (
     ModelState,
     RequestState,
@@ -49,6 +49,9 @@ def choose_request(state: State, model: ModelState) -> Plan | None:
         suspect = _first_alone(state, model)
         if suspect is not None:
             return _choose_alone(state, model, suspect)
+    queues = (state.decode_ready, state.prefill_again, state.chunking)
+    if not any(queues) and not state.waiting_requests:
+        return None  # seen at once, since every decision asks
     order = (_choose_prefill, _choose_decode)
     if state.prefill_debt_tokens > 0:
         order = (_choose_decode, _choose_prefill)
@@ -126,7 +129,7 @@ def _decode_row(state: State, request: RequestState) -> PlanRow:
         tokens = known_tokens(request, start, start + 1)
         draws = start + 1 == request.prefill_tokens
         sampling = request.sampling if draws else None
-        return PlanRow(request.lane, request.number, tokens, start, sampling, False)
+        return make_plan_row(request.lane, request.number, tokens, start, sampling, False)
     return PlanRow(
         request.lane, request.number, (request.tokens[-1],), start, request.sampling, False
     )

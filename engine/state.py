@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from laneway.engine.effects import BufferPlan, KvOperation
+from laneway.engine.effects import BufferPlan, KvOperation, make_kv_operation
 from laneway.engine.errors import IllegalTransitionError, InternalError
 from laneway.engine.fairness import FairQueue
 from laneway.engine.inputs import (
@@ -28,6 +28,7 @@ from laneway.engine.ladder import Ladder
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.statemachines import MACHINES, entity_name
+from laneway.statemachines.values import quick
 
 DEVICE = 0
 """The engine drives one device; its entity is ``device/0``."""
@@ -93,7 +94,7 @@ class RequestState:
     canary that differed put in doubt (decision 15)."""
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class JobRow:
     """One row of a job: lane, owner (request or run number), KV length before and after."""
 
@@ -101,6 +102,10 @@ class JobRow:
     owner: int
     from_tokens: int
     to_tokens: int
+
+
+make_job_row = quick(JobRow)
+"""Make a row, as ``JobRow`` does."""
 
 
 @attrs.define
@@ -460,4 +465,6 @@ def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
 
 def kv_operation(verb: str, lane: LaneState) -> KvOperation:
     """Return the device operation that ``verb`` means for the lane's present reservation."""
-    return KvOperation(verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0)
+    return make_kv_operation(
+        verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0
+    )

@@ -17,13 +17,15 @@ from typing import NamedTuple
 import attrs
 
 from laneway.engine.errors import JournalFormatError
+from laneway.statemachines.values import quick
 
 CHAIN_BYTES = 32
 STORAGE_CLASSES = b"integer integer text text text blob"
 """What ``typeof`` says of a row's six columns, in order."""
 
 _LABEL = b"laneway journal"
-_INTEGERS = struct.Struct(">cQqcQq")
+_UP_TO_KIND = struct.Struct(">cQqcQqcQ")
+_sha256 = hashlib.sha256
 _HEAD = struct.Struct(">cQ")
 _COLUMNS = ("step", "at_ns", "input_kind", "input", "events", "chain")
 
@@ -40,13 +42,17 @@ class RawRow(NamedTuple):
     storage_classes: object = STORAGE_CLASSES
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class Head:
     """The end of a journal: its last step and instant (0 if there is none) and the chain there."""
 
     step: int
     at_ns: int
     chain: bytes
+
+
+make_head = quick(Head)
+"""Make a head, as ``Head`` does."""
 
 
 def meta_chain(rows: Iterable[tuple[str, str]]) -> bytes:
@@ -62,20 +68,10 @@ def row_chain(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> bytes:
     """Return the chain of a row."""
-    return hashlib.sha256(
-        b"".join(
-            (
-                previous,
-                _INTEGERS.pack(b"I", 8, step, b"I", 8, at_ns),
-                _HEAD.pack(b"T", len(kind)),
-                kind,
-                _HEAD.pack(b"T", len(taken)),
-                taken,
-                _HEAD.pack(b"T", len(events)),
-                events,
-            )
-        )
-    ).digest()
+    up_to_kind = _UP_TO_KIND.pack(b"I", 8, step, b"I", 8, at_ns, b"T", len(kind))
+    of_taken, of_events = _HEAD.pack(b"T", len(taken)), _HEAD.pack(b"T", len(events))
+    parts = (previous, up_to_kind, kind, of_taken, taken, of_events, events)
+    return _sha256(b"".join(parts)).digest()
 
 
 def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
@@ -103,7 +99,7 @@ def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
         raise JournalFormatError(
             f"step {step}: {what} is not what was written (the chain does not match)"
         )
-    return Head(step, at_ns, chain), kind, taken, events
+    return make_head(step, at_ns, chain), kind, taken, events
 
 
 def _out_of_order(head: Head, step: int) -> str:

@@ -40,7 +40,7 @@ from laneway.journal.instants import TIMES
 from laneway.journal.ranges import RUN_MIN, Item, compress, expand
 from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
-from laneway.statemachines.event import NO_DATA
+from laneway.statemachines.event import NO_DATA, make_event
 
 TOKENS_MODES = ("full", "digest")
 PROMPT_TOKENS_MAX = 1 << 24
@@ -231,7 +231,7 @@ def _event_from_wire(wire: _WireEvent) -> Event:
     if not wire.entities:
         raise ValueError(f"{wire.machine} {wire.trigger} names no entity")
     data = NO_DATA if wire.data is msgspec.UNSET else _frozen(wire.data)
-    return Event(
+    return make_event(
         wire.machine,
         expand(wire.entities),
         wire.trigger,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from laneway.engine.errors import JournalFormatError, JournalWriteError
 from laneway.engine.inputs import EngineStarted
-from laneway.engine.ports import Step
+from laneway.engine.ports import Step, make_step
 from laneway.journal.chain import Head, RawRow, follow, row_chain
 from laneway.journal.codec import Codec
 
@@ -61,7 +61,7 @@ def decode_row(codec: Codec, head: Head, kind: bytes, taken: bytes, events: byte
     Raises: JournalFormatError naming the step.
     """
     try:
-        return Step(
+        return make_step(
             step=head.step,
             at_ns=head.at_ns,
             taken=codec.decode_input(kind.decode(errors="replace"), taken),

@@ -20,6 +20,8 @@ from typing import Any
 import attrs
 import msgspec
 
+from laneway.statemachines.values import quick
+
 Convert = Callable[[Any], Any]
 
 
@@ -85,7 +87,15 @@ def _value_from_wire(
     for index, (name, convert) in enumerate(zip(names, converts, strict=True)):
         item = f"row[{index + skip}]"
         items.append(f"{name}={item if convert is None else f'convert_{index}({item})'}")
-    return _compile("row", f"cls({', '.join(items)})", converts, cls=cls)
+    return _compile("row", f"cls({', '.join(items)})", converts, cls=_maker(cls))
+
+
+def _maker(cls: type) -> Callable[..., Any]:
+    """Return the quickest way to a value of a class."""
+    try:
+        return quick(cls)
+    except TypeError:
+        return cls
 
 
 def _compile(argument: str, body: str, converts: list[Convert | None], **names: object) -> Convert:
@@ -148,11 +158,12 @@ def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> S
 
 def _columns_to_wire(columns: list[_Column]) -> Convert:
     first, *others = columns
-    defaults = tuple(column.default for column in others)
-    rest_of = attrgetter(*(column.name for column in others))
+    same = " and ".join(f"value.{column.name} == default_{column.name}" for column in others)
+    defaults = {f"default_{column.name}": column.default for column in others}
+    are_plain = _compile("values", f"all([{same} for value in values])", [], **defaults)
 
     def to_wire(values: tuple[Any, ...]) -> list[Any]:
-        if list(map(rest_of, values)).count(defaults) == len(values):
+        if are_plain(values):
             return [first.to_wire(values)]  # by far the most, so it is seen at once
         written = [column.to_wire(values) for column in columns]
         while written[-1] is None:
@@ -165,7 +176,8 @@ def _columns_to_wire(columns: list[_Column]) -> Convert:
 def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
     first, *others = columns
     body = f"tuple([cls({first.name}=value) for value in values])"
-    plainly = _compile("values", body, [], cls=cls)
+    make = _maker(cls)
+    plainly = _compile("values", body, [], cls=make)
 
     def from_wire(told: Any) -> tuple[Any, ...]:
         key = first.from_wire(getattr(told, first.name))
@@ -182,7 +194,7 @@ def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
             plain: tuple[Any, ...] = plainly(key)
             return plain
         return tuple(
-            [cls(**dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
+            [make(**dict(zip(names, row, strict=True))) for row in zip(*values, strict=True)]
         )
 
     return from_wire

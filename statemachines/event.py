@@ -11,10 +11,12 @@ from typing import Any
 
 import attrs
 
+from laneway.statemachines.values import quick
+
 NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
 
-@attrs.frozen
+@attrs.frozen(weakref_slot=False)
 class Event:
     """One transition of one or more entities of a machine.
 
@@ -31,6 +33,10 @@ class Event:
     epoch: int
     generation: int
     data: Mapping[str, Any] = attrs.field(default=NO_DATA, hash=False)
+
+
+make_event = quick(Event)
+"""Make an event, as ``Event`` does."""
 
 
 def entity_name(machine: str, number: int) -> str:

@@ -1,0 +1,48 @@
+"""Make values of frozen classes at the cost of plain ones.
+
+Theory of operation. A frozen class forbids assignment, so its own constructor goes around that for
+each field, which takes several times as long as assigning. ``quick`` makes a class without that ban
+and with the same slots. Its constructor fills a new object by plain assignment and at its end gives
+it the frozen class: the two are laid out alike, which Python checks at every change of class. What
+comes out is a value of the frozen class like any other. It is for the classes of which a tick makes
+dozens.
+"""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import attrs
+
+Parameters = ParamSpec("Parameters")
+Value = TypeVar("Value")
+
+
+def quick(cls: Callable[Parameters, Value]) -> Callable[Parameters, Value]:
+    """Return what makes values of a frozen class, with the parameters of its constructor.
+
+    Raises: TypeError for a class that must do more than take its fields over (a validator, a
+    converter, ``__attrs_post_init__``, a default that is made), or that can be referred to weakly.
+    """
+    frozen = cast(type, cls)
+    fields = attrs.fields(frozen)
+    names = tuple(field.name for field in fields)
+    if frozen.__dict__.get("__slots__") != names or hasattr(frozen, "__attrs_post_init__"):
+        raise TypeError(f"{frozen.__name__} needs slots, no weak references and no work when made")
+    for field in fields:
+        is_made = isinstance(field.default, attrs.Factory)  # type: ignore[arg-type]
+        if field.validator or field.converter or is_made:
+            raise TypeError(f"{frozen.__name__}.{field.name} is not taken as it is given")
+
+    def freeze(value: object) -> None:
+        value.__class__ = frozen
+
+    made = attrs.make_class(
+        frozen.__name__,
+        {each.name: attrs.field(default=each.default, kw_only=each.kw_only) for each in fields},
+        class_body={"__attrs_post_init__": freeze},
+        slots=True,
+        weakref_slot=False,
+        eq=False,
+        repr=False,
+    )
+    return cast(Callable[Parameters, Value], made)
