@@ -210,6 +210,48 @@ def show_timeline(
     wide_console().print(table if table.row_count else f"{entity} is not in this journal")
 
 
+@app.command("explain")
+def explain_faults(
+    file: File,
+    step: Annotated[
+        int | None, typer.Option(help="The fault that this step belongs to, or the last before it.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Explain faults: what led to each, who held what, which rung answered, who got what.
+
+    One story a fault, from the steps alone; with --json one object a fault.
+
+    Examples:
+        laneway journal explain run.db
+
+        laneway journal explain run.db --step 43 --json
+
+    """
+    from laneway.adapters.fault_stories import print_story
+    from laneway.journal.explain import explain, nearest
+
+    with _reading(file) as journal:
+        last, _ = journal.head()
+        if step is not None and not 1 <= step <= last:
+            raise typer.BadParameter(f"--step {step}: the journal has steps 1 to {last}")
+        told = explain(journal)
+    stories = list(told.stories)
+    if step is not None:
+        found = nearest(stories, step)
+        stories = [] if found is None else [found]
+    if as_json:
+        for story in stories:
+            print(json.dumps(story.to_json()))
+        return
+    for story in stories:
+        print_story(wide_console(), story)
+    where = "" if step is None else f" up to step {step}"
+    print(f"{len(stories) or 'no'} fault{'s' * (len(stories) != 1)}{where}, {told.steps} steps")
+    if told.device != "closed":
+        print(f"the last step leaves the device {told.device}: the engine runs, or was killed")
+
+
 @app.command()
 def replay(
     file: File,
