@@ -3,6 +3,7 @@
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from laneway.adapters.records import read_records
 from laneway.adapters.screen import Screen, watch_loading, wide_console
 from laneway.engine import (
     Engine,
+    JournalError,
     ModelError,
     Request,
     RequestError,
@@ -62,6 +64,9 @@ def run(
     journal: Annotated[
         str | None, typer.Option(help="Journal file, made or continued; default in memory.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option(help="Let the journal's requests without an ending go on.")
+    ] = False,
     records: Annotated[
         Path | None, typer.Option(help="Verification records of this device (laneway probe).")
     ] = None,
@@ -79,9 +84,17 @@ def run(
 
         laneway run --prompt-tokens 1,2,3 --model models/tiny-moe --json
 
+        laneway run --resume --journal run.db
+
     """
     wanted = [*(prompts or []), *(_read_tokens(text) for text in prompt_tokens or [])]
-    if not wanted:
+    if resume and journal is None:
+        raise typer.BadParameter("--resume needs the --journal whose requests are to go on")
+    if resume and journal is not None and "://" not in journal and not Path(journal).exists():
+        raise JournalError(
+            f"{journal} does not exist: name the journal whose requests are to go on"
+        )
+    if not wanted and not resume:
         raise typer.BadParameter("give at least one prompt, or --prompt-tokens")
     folder = model if model is not None else demo_model()
     sampling = _usable(
@@ -113,16 +126,20 @@ def run(
         for prompt in wanted
     ]
     verified = read_records(records) if records is not None else ()
-    with _open_engine(device, journal, verified) as engine:
-        _load(engine, alias, folder, quiet=as_json)
-        results = asyncio.run(_answer(engine, requests, quiet=as_json))
+    with _open_engine(device, journal, verified, resume=resume) as engine:
+        results = finish_open(engine, model, quiet=as_json) if resume else []
+        resumed = len(results)
+        if requests:
+            _load(engine, alias, folder, quiet=as_json)
+            streams = [_submit(engine, request) for request in requests]
+            results += asyncio.run(_show_all(streams, _names(requests), quiet=as_json))
         restart = engine.health().restart
         if metrics:
             wide_console(stderr=True).print(metrics_table(engine.metrics().to_json()))
     if as_json:
         for index, result in enumerate(results):
-            row = _row(index, result)
-            if logprobs is not None:
+            row = _row(result.request if index < resumed else index - resumed, result)
+            if result.logprobs or (logprobs is not None and index >= resumed):
                 row["logprobs"] = [_logprobs_row(pairs) for pairs in result.logprobs]
             print(json.dumps(row))
     if all(result.error is None for result in results):
@@ -130,7 +147,31 @@ def run(
     raise typer.Exit(RESTART if restart else ANSWER_IS_NO)
 
 
-def _open_engine(url: str, journal: str | None, records: tuple[VerificationRecord, ...]) -> Engine:
+def finish_open(engine: Engine, model: Path | None, *, quiet: bool) -> list[Result]:
+    """Let the requests without an ending go on, model by model; return their results in order.
+
+    A model is loaded from where it was, unless ``model`` names another place of the same artifact.
+    """
+    views = engine.requests()
+    streams = {view.number: engine.attach(view.number) for view in views}
+    results: list[Result] = []
+    for alias in dict.fromkeys(view.alias for view in views):
+        for served in engine.models():
+            engine.unload(served.alias)
+        mine = [view for view in views if view.alias == alias]
+        source = Path(mine[-1].source) if model is None else model
+        _load(engine, alias, source, quiet=quiet)
+        names = [f"request/{view.number}" for view in mine]
+        shown = _show_all([streams[view.number] for view in mine], names, quiet=quiet)
+        results += asyncio.run(shown)
+    for served in engine.models():
+        engine.unload(served.alias)
+    return sorted(results, key=lambda result: result.request)
+
+
+def _open_engine(
+    url: str, journal: str | None, records: tuple[VerificationRecord, ...], *, resume: bool
+) -> Engine:
     """Open device and journal and put an engine over them; nothing stays open if that fails.
 
     Raises: DeviceError, JournalError, ConfigurationError.
@@ -148,7 +189,7 @@ def _open_engine(url: str, journal: str | None, records: tuple[VerificationRecor
             )
         opened = open_journal(journal)
         undo.callback(opened.close)
-        engine = Engine(device=port, journal=opened, records=records)
+        engine = Engine(device=port, journal=opened, records=records, resume=resume)
         undo.pop_all()
     return engine
 
@@ -167,17 +208,21 @@ def _load(engine: Engine, alias: str, folder: Path, *, quiet: bool) -> None:
         raise
 
 
-async def _answer(engine: Engine, requests: list[Request], *, quiet: bool) -> list[Result]:
-    """Submit every request, show the answers as they come, return the endings in prompt order."""
-    streams = [_submit(engine, request) for request in requests]
-    names = [
-        request.prompt if isinstance(request.prompt, str) else f"{len(request.prompt)} tokens"
-        for request in requests
-    ]
+async def _show_all(
+    streams: Sequence[Stream | Result], names: list[str], *, quiet: bool
+) -> list[Result]:
+    """Show the answers as they come; return the endings in the order of the streams."""
     with Screen(Console(), names, quiet=quiet) as screen:
         return await asyncio.gather(
             *(_show(screen, index, stream) for index, stream in enumerate(streams))
         )
+
+
+def _names(requests: list[Request]) -> list[str]:
+    return [
+        request.prompt if isinstance(request.prompt, str) else f"{len(request.prompt)} tokens"
+        for request in requests
+    ]
 
 
 def _submit(engine: Engine, request: Request) -> Stream | Result:

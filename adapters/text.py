@@ -219,8 +219,8 @@ class _Text:
         return self._hit_index is not None and index >= self._hit_index
 
     def take(self, request: int, position: int) -> str:
-        """Return the text released at a position."""
-        index = -1 if self._first_position is None else position - self._first_position
+        """Return the text released at a position; before any push, counted from 0."""
+        index = position - (self._first_position or 0)
         if not 0 <= index < len(self._released):
             raise InternalError(f"request/{request}: position {position} was not pushed")
         self._taken = max(self._taken, index + 1)

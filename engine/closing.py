@@ -4,20 +4,22 @@ from laneway.engine.draft import Draft
 from laneway.engine.effects import CloseDevice
 from laneway.engine.ending import cancel_request
 from laneway.engine.inputs import CloseRequested, DeviceClosed
-from laneway.engine.state import State
+from laneway.engine.state import State, is_homeless
 from laneway.engine.unloading import drain, unload_if_idle
 
 
 def close(draft: Draft, taken: CloseRequested) -> None:
     """Stop admission; without ``drain`` also end every live request now.
 
-    What is in flight ends by itself.
+    What is in flight ends by itself. A request that a restart left without its model stays open,
+    for the next restart (G21).
     """
     if draft.state.device.state in ("serving", "degraded"):
         draft.device("drain")
     if not taken.drain:
         for request in list(draft.state.requests.values()):
-            cancel_request(draft, request)
+            if not is_homeless(draft.state, request):
+                cancel_request(draft, request)
 
 
 def shut_if_idle(draft: Draft) -> None:
@@ -31,7 +33,8 @@ def shut_if_idle(draft: Draft) -> None:
         return
     lost = state.device.state == "lost"
     if not lost:
-        if state.device.state != "draining" or state.requests or state.jobs or _has_runs(state):
+        served = any(not is_homeless(state, one) for one in state.requests.values())
+        if state.device.state != "draining" or served or state.jobs or _has_runs(state):
             return
         for number in sorted(state.models):
             drain(draft, number)

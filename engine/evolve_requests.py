@@ -37,6 +37,8 @@ def evolve_request(state: State, event: Event, taken: Input) -> None:
             state.decode_ready.append(number)
         elif event.trigger == "suspend":
             _suspend(state, request, event)
+        elif event.trigger == "abandon":
+            _let_go(state, request)
         elif event.trigger == "resume":
             _resume(state, request, event)
         elif event.dest in MACHINES["request"].final:
@@ -78,6 +80,7 @@ def _receive(state: State, number: int, event: Event, taken: Input) -> None:
         tenant=taken.tenant,
         long=len(taken.prompt) > state.limits.long_prefill_threshold_tokens,
         alias=taken.alias,
+        source=model.source,
         sha256=model.facts.sha256,
         on_fault=taken.on_fault,
         prefill_tokens=len(taken.prompt),
@@ -94,10 +97,8 @@ def _receive(state: State, number: int, event: Event, taken: Input) -> None:
 
 
 def _suspend(state: State, request: RequestState, event: Event) -> None:
-    """Take from a request what it held; it stands in no queue until it is resumed."""
-    request.lane = request.job = None
-    request.catching_up = False
-    request.refusals = request.kv_refusals = 0
+    """Let a fault take from a request what it held; count whether it is a suspect."""
+    _let_go(state, request)
     if event.data["suspect"]:
         request.suspicions += 1
         forget_alone(state, request)
@@ -106,13 +107,20 @@ def _suspend(state: State, request: RequestState, event: Event) -> None:
         accuse(state.ladder, state.limits, request.content, state.now_ns)
     else:
         request.requeues += 1
+
+
+def _let_go(state: State, request: RequestState) -> None:
+    """Take from a request what it held; it stands in no queue until it is resumed."""
+    request.lane = request.job = None
+    request.catching_up = False
+    request.refusals = request.kv_refusals = 0
     state.suspended.append(request.number)
     leave_turns(state, request.number)
+    waiting_queue(state, request).discard(request.number)
 
 
 def _resume(state: State, request: RequestState, event: Event) -> None:
     """Let a request wait for a lane again; all that it has goes through its prefill."""
-    waiting_queue(state, request).discard(request.number)
     request.model = event.data["model"]
     request.prefill_tokens = len(request.prompt) + len(request.tokens)
     if request.served:

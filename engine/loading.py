@@ -165,7 +165,10 @@ def configure_failed(draft: Draft, taken: ConfigureFailed) -> None:
 
 
 def publish(draft: Draft, model: ModelState) -> None:
-    """Make the generation visible under its alias: one event, after golden and warm-up (E21)."""
+    """Make the generation visible under its alias: one event, after golden and warm-up (E21).
+
+    Those who were suspended and wait for this model go on.
+    """
     data = {"alias": model.alias}
     draft.emit("model", model.number, "publish", generation=model.generation, data=data)
     draft.ask(PublishModel(model=model.number, generation=model.generation))

@@ -28,6 +28,7 @@ from laneway.engine.checking import (
     check_int,
     check_text,
 )
+from laneway.engine.clients import Clients
 from laneway.engine.clock import Clock, wall_clock_ns
 from laneway.engine.decide import decide
 from laneway.engine.effects import ClientEffect, Conclude, Deliver, Effect
@@ -53,7 +54,7 @@ from laneway.engine.inputs import (
 )
 from laneway.engine.limits import Limits
 from laneway.engine.meter import Meter
-from laneway.engine.opening import fold_journal, open_journal_state
+from laneway.engine.opening import fold_journal, open_journal_state, remember
 from laneway.engine.picture import MetricsPicture
 from laneway.engine.ports import DevicePort, JournalPort, Step, TextPort
 from laneway.engine.request import Request
@@ -82,8 +83,12 @@ class Engine:
     ``records`` are what ``laneway probe`` found out about this device: they turn on what is off
     without evidence (R1.2).
 
-    Raises: JournalError when the journal is damaged or holds requests without an ending;
-    DeviceError. Source: R5.1, E30.
+    ``resume``: requests of the journal that have no ending go on from their tokens as soon as a
+    model is loaded under their name from the same artifact; ``attach`` listens to them (G21). Those
+    whose model is not loaded stay open when the engine is closed.
+
+    Raises: JournalError when the journal is damaged or holds requests without an ending that are
+    not to be resumed, or keeps only digests of their tokens; DeviceError. Source: R5.1, E30.
     """
 
     def __init__(
@@ -98,6 +103,7 @@ class Engine:
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
         inspect: Callable[[State, Sequence[Step]], None] | None = None,
         records: Sequence[VerificationRecord] = (),
+        resume: bool = False,
     ) -> None:
         self._device = device
         self._journal = journal
@@ -106,6 +112,7 @@ class Engine:
         self._draw_seed = draw_seed
         self._inspect = inspect
         self._records = tuple(records)
+        self._resume = resume
         self._meter = Meter()
         self._state = initial_state()
         chosen = limits if limits is not None else Limits()
@@ -116,8 +123,9 @@ class Engine:
         self._unbelieved: dict[int, int] = {}
         """Requests of which tokens were dropped, with the first position of those."""
         self._visible = threading.Condition(threading.RLock())
-        self._streams: dict[int, Stream] = {}
-        self._models_of: dict[int, int] = {}
+        self._clients = Clients(
+            text=self._text_of, cancel=self.cancel, drive=None if threads else self._drive
+        )
         self._failures: dict[int, str] = {}
         self._subscriptions: list[Subscription] = []
         self._thread: threading.Thread | None = None
@@ -146,10 +154,12 @@ class Engine:
             raise ConfigurationError(
                 "a virtual clock moves only in an engine without threads: leave threads out"
             )
-        self._state, offset_ns = open_journal_state(
-            self._journal, wall_clock(), watch=self._measure
+        opened = open_journal_state(
+            self._journal, wall_clock(), watch=self._measure, resume=self._resume
         )
-        self._offset_ns = offset_ns - self._clock.now_ns()
+        self._state = opened.state
+        self._clients.restore(opened.state, opened.remembered)
+        self._offset_ns = opened.now_ns - self._clock.now_ns()
         self._next_request = self._state.next_request
         self._next_model = self._state.next_model
         self._durable_step = self._state.step
@@ -285,6 +295,8 @@ class Engine:
                 self._failures[event.entities[0]] = str(event.data.get("reason", "abandoned"))
             elif event.machine == "device" and event.trigger == "close":
                 self._ended = True
+            elif event.machine == "request" and event.trigger == "resume":
+                self._clients.go_on(event.entities[0], event.data["model"])
         for subscription in self._subscriptions:
             subscription.put(step)
 
@@ -299,7 +311,7 @@ class Engine:
         if isinstance(effect, Deliver | Conclude) and self._is_held_back(effect):
             self._held.append(effect)
         elif isinstance(effect, Deliver):
-            self._deliver(effect)
+            self._clients.deliver(effect)
         elif isinstance(effect, Conclude):
             self._conclude(effect)
         elif is_wanted(self._state, effect):
@@ -308,36 +320,24 @@ class Engine:
             self._inbox.post(SubmitWithdrawn(job=job))
 
     def _is_held_back(self, effect: ClientEffect) -> bool:
-        return is_held_back(self._state, self._models_of.get(effect.request))
+        return is_held_back(self._state, self._clients.model_of(effect.request))
 
     def _release_held(self) -> None:
         """Let clients hear what was held back, once nothing holds it back any more."""
         if not self._held or any(map(self._is_held_back, self._held)):
             return
         for effect in reversed(self._held):
-            if is_believed(self._state, effect, self._models_of.get(effect.request)):
+            if is_believed(self._state, effect, self._clients.model_of(effect.request)):
                 self._outbox.appendleft(effect)
             elif isinstance(effect, Deliver):
                 self._unbelieved[effect.request] = effect.position
         self._held.clear()
 
-    def _deliver(self, effect: Deliver) -> None:
-        stream = self._streams[effect.request]
-        request, position = effect.request, effect.position
-        text = self._device.text(self._models_of[request])
-        piece = text.take(request, position)
-        stream.deliver(position, effect.token, piece, effect.logprobs)
-
     def _conclude(self, effect: Conclude) -> None:
-        stream = self._streams.pop(effect.request)
-        model = self._models_of.pop(effect.request, None)
+        """Tell a client its ending, without the tokens that were dropped."""
         if (told := self._unbelieved.pop(effect.request, None)) is not None:
             effect = attrs.evolve(effect, completion_tokens=told)
-        text = self._text_of(model)
-        rest = ""
-        if text is not None:
-            rest = text.finish(effect.request, tokens=effect.completion_tokens)
-        stream.conclude(effect, rest)
+        self._clients.conclude(effect)
 
     def _now_ns(self) -> int:
         return self._clock.now_ns() + self._offset_ns
@@ -369,7 +369,8 @@ class Engine:
 
         def number() -> Input:
             taken = self._number_request(request, prompt, model)
-            made.append(self._open_stream(taken, request, model))
+            made.append(self._clients.open(taken, model))
+            self._next_request += 1
             return taken
 
         self._inbox.ask(number)
@@ -423,27 +424,35 @@ class Engine:
             on_fault=request.on_fault,
         )
 
-    def _open_stream(self, taken: RequestSubmitted, request: Request, model: int | None) -> Stream:
-        text = self._text_of(model)
-        if text is not None and model is not None:
-            try:
-                text.open(taken.request, stop=request.stop, min_tokens=request.min_tokens)
-            except ValueError as refused:
-                raise RequestRejectedError(
-                    str(refused), reason="stop", http_status=400
-                ) from refused
-            self._models_of[taken.request] = model
-        stream = Stream(
-            taken.request,
-            prompt=taken.prompt,
-            has_text=text is not None and text.has_text,
-            client_id=request.client_id,
-            cancel=self.cancel,
-            drive=None if self._threads else self._drive,
-        )
-        self._streams[taken.request] = stream
-        self._next_request += 1
+    def attach(self, request: int, from_position: int = 0) -> Stream:
+        """Listen to a request by its number, from one of its tokens on; also after a restart.
+
+        The stream repeats what was delivered and goes on with what follows; its result has all
+        tokens. One that has ended is read from the journal, with text if a model of its artifact is
+        loaded (decision 14).
+
+        Raises: EngineClosedError; RequestRejectedError for a number that no request has, or a
+        journal that keeps only digests of its tokens.
+        """
+        check_int("request", request, least=1, most=REQUEST_MAX)
+        check_int("from_position", from_position, least=0, most=REQUEST_MAX)
+        self._check_failure()
+        stream = self._clients.attach(request, from_position=from_position)
+        if stream is None:
+            remembered = remember(self._journal, request)
+            number = self._model_of(remembered.sha256)
+            stream = self._clients.ended(
+                remembered, number, self._journal.tokens, from_position=from_position
+            )
         return stream
+
+    def _model_of(self, sha256: str) -> int | None:
+        """Return the number of a model of an artifact that has its text side, or None."""
+        with self._visible:
+            for model in self._state.models.values():
+                if model.facts is not None and model.facts.sha256 == sha256:
+                    return model.number
+        return None
 
     def cancel(self, request: int) -> None:
         """Ask for a request's end; idempotent, also for requests that have ended."""
@@ -642,9 +651,7 @@ class Engine:
     def _finish(self, cause: BaseException) -> None:
         """Let everybody who still waits for something know that nothing follows; idempotent."""
         self._inbox.close(cause)
-        for stream in list(self._streams.values()):
-            stream.break_off(cause)
-        self._streams.clear()
+        self._clients.break_off(cause)
         with self._visible:
             for subscription in self._subscriptions:
                 subscription.end()

@@ -160,7 +160,17 @@ class Metrics:
             elif event.dest in _REQUEST_FINAL:
                 self._end_request(number, event, step.at_ns)
             else:
-                _move_request(self.requests[number], event, step.at_ns)
+                request = self.requests[number]
+                if event.trigger == "resume":
+                    self._rebind(request, event)
+                _move_request(request, event, step.at_ns)
+
+    def _rebind(self, request: LiveRequest, event: Event) -> None:
+        """Count a request with the model that it goes on with, if a restart took its own."""
+        model = self.models[event.data["model"]]
+        if model is not request.model:
+            request.model = model
+            model.requests[event.source] += 1
 
     def _end_request(self, number: int, event: Event, at_ns: int) -> None:
         """Settle a request at its ending; the ending says how many tokens it got."""
@@ -168,7 +178,8 @@ class Metrics:
         model = request.model
         if event.data["tokens"] > request.tokens:
             _take_token(request, at_ns)
-        model.requests[event.source] -= 1
+        if model.resident:
+            model.requests[event.source] -= 1
         model.finished[_FINISHED_REASON.get(event.trigger, event.data["reason"])] += 1
         model.corrupted += event.data["reason"] == _CORRUPTED
         bucket = request.bucket
@@ -375,8 +386,9 @@ def _stale_reason(job: LiveJob | None, taken: Completed | DeviceFaulted) -> str:
 
 def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
     model = request.model
-    model.requests[event.source] -= 1
-    model.requests[event.dest] += 1
+    if model.resident:
+        model.requests[event.source] -= 1
+        model.requests[event.dest] += 1
     if event.trigger == "prefill":
         model.queued.observe(request.bucket, at_ns - request.waiting_since_ns)
         if not request.tokens:

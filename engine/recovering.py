@@ -40,9 +40,9 @@ from laneway.engine.ladder import (
 )
 from laneway.engine.plan import USABLE, full_ceiling
 from laneway.engine.reserving import suspect as suspect_lanes
-from laneway.engine.resuming import resume_request, suspend_request
+from laneway.engine.resuming import go_on, suspend_request
 from laneway.engine.state import DEVICE as DEVICE_NUMBER
-from laneway.engine.state import ModelState, State
+from laneway.engine.state import ModelState, State, is_homeless
 from laneway.engine.trusting import restrict
 
 WELL = ("ok", "degraded")
@@ -122,7 +122,7 @@ def advance(draft: Draft) -> None:
         return
     if state.device.state != "suspect":
         return
-    if state.closing and not state.requests:
+    if state.closing and all(is_homeless(state, one) for one in state.requests.values()):
         lose_device(draft, f"closed before it was recovered: {recovery.reason}", rung=PROCESS)
         return
     is_time = state.now_ns >= recovery.until_ns
@@ -147,10 +147,7 @@ def resume_waiting(draft: Draft) -> None:
     if state.device.state not in USABLE:
         return
     for number in sorted(state.suspended):
-        request = state.requests[number]
-        model = state.models.get(request.model)
-        if model is not None and model.state in ("ready", "draining"):
-            resume_request(draft, request)
+        go_on(draft, state.requests[number])
 
 
 # ---------------------------------------------------------------------------- reset
@@ -409,6 +406,8 @@ def lose_device(draft: Draft, reason: str, *, rung: int = PROCESS) -> None:
     held = [n for n, lane in sorted(state.lanes.items()) if lane.state in ("ready", "reserved")]
     suspect_lanes(draft, held, reason=reason)
     for number in sorted(state.requests):
+        if is_homeless(state, state.requests[number]):
+            continue  # nothing of it was on this device: it waits for the next restart (G21)
         message = f"the device is lost: {reason}"
         fail(draft, state.requests[number], "device_lost", message, http_status=503)
     for number in sorted(state.models):

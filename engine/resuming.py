@@ -1,4 +1,4 @@
-"""Let requests go on after a fault, from the tokens they already have (G8, G15, D11, R7.5).
+"""Let requests go on after a fault or a restart, from the tokens they have (G8, G15, G21, R7.5).
 
 Theory of operation. A fault costs jobs, not requests. ``suspend_request`` takes from a request what
 it held; whoever decides about the device calls ``resume_request`` when there is a model to go on
@@ -19,6 +19,12 @@ token that a decode job draws for it; then prefill and decode both went well. Su
 or later, it ends with an error. An innocent goes on once; the second time it ends with an error
 too, so that no chain of faults keeps a request running for ever. One that only waited for a lane
 has lost nothing and stays where it is.
+
+A restart suspends every request (starting.py): the model each was bound to is gone. It goes on when
+a model is published under the name it was asked of, if that is the same artifact by its hash; if it
+is another, its tokens would have another author, and it ends with an error. A restart is nobody's
+fault and counts as none. Until its model comes a request waits; a closing engine leaves it open,
+for the next restart.
 """
 
 from typing import Any
@@ -28,7 +34,7 @@ from laneway.engine.ending import fail
 from laneway.engine.errors import InternalError
 from laneway.engine.guilt import content_of
 from laneway.engine.reserving import evict_if_idle
-from laneway.engine.state import ModelState, RequestState
+from laneway.engine.state import ModelState, RequestState, is_homeless
 
 REQUEUES_MAX = 1
 SUSPICIONS_MAX = 1
@@ -87,7 +93,22 @@ def resume_request(draft: Draft, request: RequestState, model: ModelState | None
     draft.emit("request", request.number, "resume", generation=chosen.generation, data=data)
 
 
-def suspended_of(draft: Draft, model: ModelState) -> list[RequestState]:
-    """Return the suspended requests of a model, in the order in which they arrived."""
-    requests = draft.state.requests.values()
-    return [one for one in requests if one.state == "suspended" and one.model == model.number]
+def go_on(draft: Draft, request: RequestState) -> None:
+    """Let a suspended request go on if a model serves that it can go on with (G8, G21).
+
+    That is its own. Where a restart took that, it is the one that is served under its name now, if
+    it is the same artifact; with another one the request ends with an error.
+    """
+    state = draft.state
+    number = request.model if not is_homeless(state, request) else state.aliases.get(request.alias)
+    model = state.models.get(number or 0)
+    if model is None or model.facts is None or model.state not in ("ready", "draining"):
+        return
+    if request.sha256 == model.facts.sha256:
+        resume_request(draft, request, model)
+        return
+    message = (
+        f"model {model.alias!r} is another artifact now ({model.facts.sha256[:12]}), its tokens"
+        f" come from {request.sha256[:12]}: ask again"
+    )
+    fail(draft, request, "model_changed", message, http_status=503)

@@ -25,11 +25,16 @@ class ModelView:
 
 @attrs.frozen(kw_only=True)
 class RequestView:
-    """One live request as callers see it; no prompt, no tokens."""
+    """One live request as callers see it; no prompt, no tokens.
+
+    ``alias`` is the name it was asked of, ``source`` where that model was loaded from.
+    """
 
     number: int
     state: str
     model: int
+    alias: str
+    source: str
     lane: int | None
     prompt_tokens: int
     completion_tokens: int
@@ -123,6 +128,8 @@ def take_snapshot(state: State) -> Snapshot:
                 number=request.number,
                 state=request.state,
                 model=request.model,
+                alias=request.alias,
+                source=request.source,
                 lane=request.lane,
                 prompt_tokens=len(request.prompt),
                 completion_tokens=len(request.tokens),

@@ -4,7 +4,6 @@ End what was bound to the process that is gone (G21), then open the device.
 """
 
 from laneway.engine.draft import Draft
-from laneway.engine.errors import InternalError
 from laneway.engine.inputs import EngineStarted
 from laneway.engine.state import DEVICE
 
@@ -12,14 +11,16 @@ from laneway.engine.state import DEVICE
 def start(draft: Draft, taken: EngineStarted) -> None:
     """Fence the tail of the last incarnation and open the device under a new epoch.
 
-    Raises: InternalError if requests without an ending are left; the shell refuses such a journal
-    first. Source: G21, decision 9.
+    Requests without an ending are kept; they go on when a model of their artifact is ready
+    (resuming.py). The shell refuses a journal with such requests unless it is told to resume.
+    Source: G21, decision 9.
     """
     state = draft.state
-    if state.requests:
-        raise InternalError(f"{len(state.requests)} requests of an earlier incarnation are open")
     if state.jobs:
         draft.emit_each("job", sorted(state.jobs), "abandon")
+    live = [n for n, one in sorted(state.requests.items()) if one.state != "suspended"]
+    if live:
+        draft.emit_each("request", live, "abandon")
     held = [n for n, b in sorted(state.buffers.items()) if b.state not in ("free", "quarantined")]
     if held:
         draft.emit_each("buffer", held, "abandon")

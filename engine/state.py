@@ -70,8 +70,9 @@ class RequestState:
     """Its class of waiting and its place in it (fairness.py)."""
 
     alias: str = ""
+    source: str = ""
     sha256: str = ""
-    """The name it was asked of, and the artifact that its tokens come from."""
+    """The name it was asked of, and the artifact that its tokens come from, with its place."""
 
     on_fault: str = "continue"
     prefill_tokens: int = 0
@@ -422,6 +423,11 @@ def is_prefilling(request: RequestState) -> bool:
 def is_decoding(request: RequestState) -> bool:
     """Return whether a request is ready for its next decode job."""
     return request.job is None and (request.state == "decoding" or request.catching_up)
+
+
+def is_homeless(state: State, request: RequestState) -> bool:
+    """Return whether a restart took a request's model and no other one came for it yet."""
+    return request.state == "suspended" and request.model not in state.models
 
 
 def known_tokens(request: RequestState, start: int, end: int) -> tuple[int, ...]:

@@ -29,7 +29,8 @@ class Stream:
     """Iterate over the deltas of one request; ``result()`` gives its ending.
 
     Iteration raises the request's error after its last delta, so that a failed stream never looks
-    finished; a request its own caller cancelled just ends.
+    finished; a request its own caller cancelled just ends. A stream that is attached to a request
+    repeats its deltas from ``from_position`` on; its result has all tokens (decision 14).
     """
 
     def __init__(
@@ -41,8 +42,10 @@ class Stream:
         client_id: str | None,
         cancel: Callable[[int], None],
         drive: Callable[[], None] | None,
+        from_position: int = 0,
     ) -> None:
         self.request = request
+        self._from_position = from_position
         self.client_id = client_id
         self._prompt = prompt
         self.has_text = has_text
@@ -156,9 +159,26 @@ class Stream:
             if logprobs:
                 self._logprobs.append(logprobs)
             self._text.append(text)
-            self._unread.append(delta)
+            if position >= self._from_position:
+                self._unread.append(delta)
             if self._sleeping or self._waiters:
                 self._tell()
+
+    def another(self, from_position: int) -> "Stream":
+        """Return one more stream of the same request, given what this one was given so far."""
+        other = Stream(
+            self.request,
+            prompt=self._prompt,
+            has_text=self.has_text,
+            client_id=self.client_id,
+            cancel=self._cancel,
+            drive=self._drive,
+            from_position=from_position,
+        )
+        logprobs = self._logprobs or [()] * len(self._tokens)
+        for position, token in enumerate(self._tokens):
+            other.deliver(position, token, self._text[position], logprobs[position])
+        return other
 
     def conclude(self, ending: Conclude, text: str) -> None:
         """Add what text was held back, and the ending (engine thread)."""

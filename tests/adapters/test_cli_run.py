@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 from support.command_line import DEMO, MODELS, laneway
 
+from laneway.adapters import open_device
 from laneway.adapters.calbin import pack
 from laneway.adapters.cli_run import _logprobs_row
 from laneway.adapters.text import TokenizerText
+from laneway.engine import Engine, Request, Sampling
 from laneway.engine.inputs import RequestSubmitted
 from laneway.journal import open_journal
 
@@ -278,3 +280,50 @@ def test_a_parameter_out_of_range_is_a_usage_error(tiny: Path, name: str, value:
     called = laneway("run", "--model", tiny, "--device", VIRTUAL, "--json", *asked)
     assert called.code == 2
     assert name.replace("-", "_") in called.err
+
+
+# ------------------------------------------------------------------------ going on
+
+
+def test_resume_needs_a_journal_that_is_there(tmp_path: Path) -> None:
+    laneway("run", "--resume", "--device", VIRTUAL).refused(2, "--journal")
+    missing = tmp_path / "missing.db"
+    laneway("run", "--resume", "--journal", missing).refused(4, "does not exist")
+    assert not missing.exists()
+
+
+def test_resume_of_a_journal_without_open_requests_answers_prompts_alone(
+    tiny: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.db"
+    asked = ("--prompt-tokens", "1,2", "--seed", 1, "--max-tokens", 3, "--journal", path)
+    first = answers(tiny, *asked)
+    assert answers(tiny, *asked, "--resume") == first
+    assert laneway("run", "--resume", "--journal", path, "--device", VIRTUAL).done().out == ""
+
+
+def test_resumed_requests_stand_before_new_prompts(tiny: Path, tmp_path: Path) -> None:
+    """Open ones by their journal number, new ones by their place, each with its own answer."""
+    path = tmp_path / "run.db"
+    (alone,) = answers(tiny, "--prompt-tokens", "3,4", "--seed", 2, "--max-tokens", 4)
+    journal = open_journal(path)
+    device = open_device(VIRTUAL)
+    engine = Engine(device=device, journal=journal, threads=False)
+    engine.load("m", str(tiny))
+    sampling = Sampling(seed=2)
+    for priority in (0, 1):
+        asked = Request(
+            model="m", prompt=(3, 4), max_tokens=4, sampling=sampling, priority=priority, logprobs=1
+        )
+        engine.submit(asked)
+    for _ in range(30):
+        engine.advance()
+    assert len(engine.requests()) == 2
+    journal.close()
+    device.stop()
+    asked_now = ("--prompt-tokens", "3,4", "--seed", 2, "--max-tokens", 4)
+    rows = answers(tiny, *asked_now, "--journal", path, "--resume")
+    assert [row["request"] for row in rows] == [1, 2, 0]
+    for row in rows:
+        assert (row["tokens"], row["finish_reason"]) == (alone["tokens"], alone["finish_reason"])
+        assert ("logprobs" in row) == (row["request"] > 0)

@@ -185,6 +185,7 @@ def test_rebuilding_goes_on_as_if_nothing_happened(
     cut = min(cut, len(tokens))
     pieces, rest, hits = stream(TEXT, tokens, stop)
     TEXT.open(2, stop=stop, tokens=tokens[:cut])
+    assert [TEXT.take(2, place) for place in range(cut)] == pieces[:cut], "told again from 0 on"
     for position, token in enumerate(tokens[cut:], FIRST + cut):
         assert TEXT.push(2, position, token) == hits[position - FIRST]
         assert TEXT.take(2, position) == pieces[position - FIRST]

@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -102,7 +102,10 @@ class MortalJournal:
 
 
 def live(life: dict[str, Any], say: Say) -> None:
-    """Load a model, answer three requests (one is cancelled), unload, close; or die on the way."""
+    """Load a model, answer three requests (one is cancelled), unload, close; or die on the way.
+
+    A life that resumes submits nothing: it listens to the requests that others left open.
+    """
     cut = life["cut"]
     if cut[0] == "create":
         die_beyond(cut[1])
@@ -115,10 +118,37 @@ def live(life: dict[str, Any], say: Say) -> None:
         threads=False,
         wall_clock=lambda: WALL_NS,
         draw_seed=lambda: 77,
+        resume=life["resume"],
     )
     actions = _count_actions(engine, cut)
-    _tell_what_is_seen(engine, say)
-    engine.load("m", life["model"])
+    if life["resume"]:
+        _resume(engine, life["model"], say)
+    else:
+        _tell_what_is_seen(engine, say)
+        _ask(engine, life["model"])
+    engine.unload("m")
+    engine.close()
+    say("actions", actions[0])
+
+
+def _resume(engine: Engine, model: str, say: Say) -> None:
+    """Listen to all open requests and let them go on."""
+    streams = {id(stream): stream for stream in map(engine.attach, _open_numbers(engine))}
+    _tell_what_is_seen(engine, say, listened=streams)
+    engine.load("m", model)
+    while engine.advance():
+        pass
+    for stream in streams.values():
+        say("text", stream.request, stream.result().text)
+
+
+def _open_numbers(engine: Engine) -> list[int]:
+    return [view.number for view in engine.requests()]
+
+
+def _ask(engine: Engine, model: str) -> None:
+    """Load the model and ask for three answers, of which one is cancelled."""
+    engine.load("m", model)
     streams = [
         engine.submit(
             Request(model="m", prompt=prompt, max_tokens=MAX_TOKENS, sampling=Sampling(seed=seed))
@@ -129,9 +159,6 @@ def live(life: dict[str, Any], say: Say) -> None:
     streams[CANCELLED].cancel()
     while engine.advance():
         pass
-    engine.unload("m")
-    engine.close()
-    say("actions", actions[0])
 
 
 def _count_actions(engine: Engine, cut: Sequence[Any]) -> list[int]:
@@ -149,17 +176,24 @@ def _count_actions(engine: Engine, cut: Sequence[Any]) -> list[int]:
     return done
 
 
-def _tell_what_is_seen(engine: Engine, say: Say) -> None:
-    """Say every token and ending a client gets, and every step an observer sees, as it happens."""
+def _tell_what_is_seen(
+    engine: Engine, say: Say, listened: Mapping[int, Stream] | None = None
+) -> None:
+    """Say every token and ending a client gets, and every step an observer sees, as it happens.
+
+    ``listened`` are the streams that have clients, by id; None is all.
+    """
     deliver, conclude, show = Stream.deliver, Stream.conclude, engine._show
 
     def tell_token(stream: Stream, position: int, token: int, *rest: Any) -> None:
         deliver(stream, position, token, *rest)
-        say("token", stream.request, position, token)
+        if listened is None or id(stream) in listened:
+            say("token", stream.request, position, token)
 
     def tell_ending(stream: Stream, ending: Any, *rest: Any) -> None:
         conclude(stream, ending, *rest)
-        say("ending", stream.request, ending.finish_reason)
+        if listened is None or id(stream) in listened:
+            say("ending", stream.request, ending.finish_reason)
 
     def tell_step(step: Step) -> None:
         show(step)

@@ -18,7 +18,7 @@ from laneway.engine.draft import Draft
 from laneway.engine.effects import ApplyKv
 from laneway.engine.inputs import DeviceFaulted, HealthProbed
 from laneway.engine.reserving import suspect
-from laneway.engine.resuming import resume_request, suspend_request, suspended_of
+from laneway.engine.resuming import suspend_request
 
 
 @attrs.define
@@ -103,6 +103,3 @@ def _probed(draft: Draft, taken: HealthProbed) -> None:
         draft.emit("buffer", kept, "rebuild", generation=generation)
     draft.device("recover")
     draft.device("serve")
-    for model in state.models.values():
-        for request in suspended_of(draft, model):
-            resume_request(draft, request)

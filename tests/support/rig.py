@@ -70,6 +70,7 @@ class Rig:
         resets: bool = False,
         wall_ns: int = 1_000,
         canaries: bool = False,
+        resume: bool = False,
     ) -> None:
         if not canaries:
             limits = without_canaries(limits)
@@ -87,6 +88,7 @@ class Rig:
             threads=False,
             wall_clock=lambda: self.wall_ns,
             draw_seed=lambda: 77,
+            resume=resume,
         )
         self.journal.watch = self._watch
         check(self.state)

@@ -48,15 +48,24 @@ class WarmParent:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def live(self, path: Path, *cut: Any, device: str = "fake", model: str = "source") -> Ended:
+    def live(
+        self,
+        path: Path,
+        *cut: Any,
+        device: str = "fake",
+        model: str = "source",
+        resume: bool = False,
+    ) -> Ended:
         """Let an engine live on a journal file until the cut, and return how it ended.
+
+        With ``resume`` it asks for nothing and lets what is open go on.
 
         Cuts: ``never``; ``action k``, after k actions of the engine; ``before n``, ``durable n``,
         around the n-th append; ``statement n, operations``, inside SQLite; ``log n, bytes``, in the
         middle of writing its frame; ``checkpoint n, bytes``, after it, in a checkpoint; ``close
         bytes``, in the last one; ``create bytes``, while the file is made.
         """
-        life = {"path": str(path), "cut": cut, "device": device, "model": model}
+        life = {"path": str(path), "cut": cut, "device": device, "model": model, "resume": resume}
         ended = self._ask(life)
         failures = ended.heard("failed")
         assert not failures, failures
