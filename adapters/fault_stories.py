@@ -9,7 +9,7 @@ from rich.text import Text
 
 from laneway.adapters.exits import one_line
 from laneway.engine.inputs import CcuRecord
-from laneway.journal.explain import RUNGS
+from laneway.journal.answers import RUNGS
 from laneway.journal.faults import counters_text, record_text
 from laneway.journal.story import Fate, Line, Story
 
@@ -52,9 +52,9 @@ def _parts(story: Story) -> Iterator[tuple[str, RenderableType]]:
     yield "who held what", _text("\n".join(f"    {line}" for line in _held(story.held)))
     if story.answers:
         yield "what answered", _lines(story.answers)
-        left = next((one.data["left"] for one in reversed(story.answers) if "left" in one.data), {})
+        left = [line.data["left"] for line in story.answers if "left" in line.data]
         if left:
-            yield "budgets left", _text("    " + "; ".join(_left(left)))
+            yield "budgets left", _text("    " + "; ".join(_left(left[-1])))
     if story.fenced:
         parts = [f"    {done}: {_names(names)}" for done, names in story.fenced.items()]
         yield "what was fenced and mended", _text("\n".join(parts))

@@ -12,7 +12,6 @@ import attrs
 
 from laneway.engine.inputs import (
     ArtifactRefused,
-    CancelTold,
     CcuRecord,
     Completed,
     ConfigureFailed,
@@ -257,9 +256,8 @@ def _kv_failed(step: Step, state: State) -> _Told:
     text = f"{taken.operation} of lane/{taken.lane} failed with {taken.code:#06x}: {taken.reason}"
     in_doubt = taken.unknown or taken.operation in ("COMMIT", "RELEASE")
     cause = "KV in doubt (row 20)" if in_doubt else "KV not applied before submit (row 19)"
-    about = (entity_name("lane", taken.lane),)
-    if taken.job is not None:
-        about = (entity_name("job", taken.job), *about)
+    lane = entity_name("lane", taken.lane)
+    about = (lane,) if taken.job is None else (entity_name("job", taken.job), lane)
     details = {"code": taken.code, "operation": taken.operation, "unknown": taken.unknown}
     return "kv_apply", about, text, cause, 2 if in_doubt else 1, details
 
@@ -302,15 +300,6 @@ def _status(step: Step, state: State) -> _Told | None:
     else:
         cause = "a state that cannot follow (E11)"
     return "status", _job(taken.job), text, cause, 2 if step.events else 0, details
-
-
-def _cancel_told(step: Step, state: State) -> _Told | None:
-    taken = step.taken
-    assert isinstance(taken, CancelTold)
-    if taken.code == 0:
-        return None
-    text = f"the device does not end it, {taken.code:#06x}: {taken.reason}"
-    return "cancel", _job(taken.job), text, "hang (row 8)", 3, {"code": taken.code}
 
 
 def _probed(step: Step, state: State) -> _Told | None:
@@ -412,7 +401,6 @@ _TELLERS: dict[type, Callable[[Step, State], _Told | None]] = {
     KvApplyFailed: _kv_failed,
     Completed: _completed,
     StatusDoubted: _status,
-    CancelTold: _cancel_told,
     HealthProbed: _probed,
     RestoreFailed: _restore_failed,
     ConfigureFailed: _configure_failed,

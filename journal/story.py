@@ -27,8 +27,8 @@ class Fate:
     """A request that lived when the fault came: what it had, what became of it.
 
     ``tokens``: how many it had at the fault, at the last. ``suspended``: "" or ``suspect``,
-    ``innocent`` or ``abandoned`` (with its process), of its last suspension. ``ending``: the trigger of its ending, "" while it lives;
-    ``reason``: why, as told to its client.
+    ``innocent`` or ``abandoned`` (with its process), of its last suspension. ``ending``: the
+    trigger of its ending, "" while it lives; ``reason``: why, as told to its client.
     """
 
     request: int
@@ -58,9 +58,9 @@ class Story:
 
     ``rungs``: those that answered, in order. ``outcome``: ``lost``, ``recovered``, ``restarted``,
     ``degraded``, ``absolved``, ``distrusted``, ``restricted``, ``failed`` (a load), ``went on``,
-    ``closed`` or ``killed`` (the engine ended in the middle), or ``open`` where the journal ends first.
-    ``fenced`` lists entities by what was done to them, ``rejected`` counts the requests that were
-    turned away meanwhile.
+    ``closed`` or ``killed`` (the engine ended in the middle), or ``open`` where the journal ends
+    first. ``fenced`` lists entities by what was done to them, ``rejected`` counts the requests that
+    were turned away meanwhile.
     """
 
     number: int

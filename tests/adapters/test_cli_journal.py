@@ -144,9 +144,45 @@ def test_times_bound_what_is_shown(file: Path, every: list[dict[str, Any]]) -> N
 def test_what_no_step_can_match_is_a_usage_error(file: Path, every: list[dict[str, Any]]) -> None:
     laneway("journal", "show", file, "--input", "Foo").refused(2, "--input Foo", "Completed")
     laneway("journal", "show", file, "--trigger", "foo").refused(2, "--trigger foo", "quarantine")
+    for step in (0, len(every) + 1):
+        called = laneway("journal", "explain", file, f"--step={step}")
+        called.refused(2, f"--step {step}", f"has steps 1 to {len(every)}")
     for until in (-1, len(every) + 1):
         called = laneway("journal", "replay", file, f"--until={until}")
         called.refused(2, f"--until {until}", f"has steps 1 to {len(every)}")
+
+
+def test_a_journal_without_faults_says_so(file: Path, every: list[dict[str, Any]]) -> None:
+    for arguments in ((), ("--step", 5)):
+        assert laneway("journal", "explain", file, "--json", *arguments).done().rows == []
+        (line,) = laneway("journal", "explain", file, *arguments).done().out.splitlines()
+        assert line.startswith("no faults") and line.endswith(f"{len(every)} steps")
+
+
+def test_a_fault_is_explained_to_a_person_and_to_a_program(tmp_path: Path) -> None:
+    pack(MODELS / "tiny-dense", tmp_path / "model")
+    (tmp_path / "plan").write_text(
+        "fault a kind=ccu_exception on=exec nth=2 chip=0 code=77 pc=64 quiesce=n kv=unknown\n"
+    )
+    device = f"sim:?clock=virtual&faults={tmp_path / 'plan'}"
+    run = ("run", "--model", tmp_path / "model", "--device", device, "--max-tokens", 4, "--json")
+    file = tmp_path / "run.db"
+    (answer,) = laneway(*run, "--prompt-tokens", "1,2,3", "--journal", file).done().rows
+    faults = laneway("journal", "show", file, "--input", "DeviceFaulted", "--json").done().rows
+    row = laneway("journal", "explain", file, "--json").done().row
+    job = f"job/{faults[0]['input']['job']}"
+    assert (row["step"], row["about"], row["kind"]) == (faults[0]["step"], [job], "ccu")
+    assert (row["row"], row["rung"], row["outcome"]) == (7, 4, "recovered")
+    assert row["signals"][0]["details"]["record"]["pc"] == 64
+    (request,) = row["requests"]
+    assert (request["suspended"], request["tokens"]) == ("suspect", len(answer["tokens"]))
+    shown = laneway("journal", "explain", file, "--step", row["step"] + 1).done().out
+    for words in (job, "row 7", "reset of the CCU", "code 77", "pc 0x40", "suspended as suspect"):
+        assert words in shown
+    assert shown.splitlines()[-1].startswith("1 fault up to step")
+    assert (
+        laneway("journal", "explain", file, "--step", row["step"] - 1, "--json").done().rows == []
+    )
 
 
 def test_the_life_of_a_request(file: Path, recorded: tuple[Path, list[dict[str, Any]]]) -> None:

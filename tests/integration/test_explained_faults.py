@@ -8,6 +8,7 @@ Source: R18.5, R14.7, decision 16.
 
 import io
 from pathlib import Path
+from typing import Any
 
 import attrs
 import numpy as np
@@ -35,7 +36,8 @@ from laneway.engine.inputs import (
 )
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
-from laneway.journal.explain import RUNGS, Explanation, explain
+from laneway.journal.answers import RUNGS
+from laneway.journal.explain import Explanation, explain
 from laneway.journal.story import Story
 
 ACTIONS_MAX = 20_000
@@ -53,13 +55,13 @@ class Driven:
     lost_reason: str
 
 
-def drive(calbin: Path, folder: Path, plan: str, limits: dict[str, int]) -> Driven:
+def drive(calbin: Path, folder: Path, plan: str, limits: dict[str, Any]) -> Driven:
     """Load, answer three requests together and three alone, unload, close; whatever happens."""
     (folder / "plan").write_text(plan + "\n")
     engine = Engine(
         device=open_device(f"sim:tiny?clock=virtual&faults={folder / 'plan'}"),
         journal=open_journal(folder / "run.db"),
-        limits=Limits(**{"health_every_ns": 1000} | limits),
+        limits=attrs.evolve(Limits(health_every_ns=1000), **limits),
         draw_seed=lambda: 1,
     )
     results = {}
