@@ -11,6 +11,9 @@ until its generation ends (rows 4, 6 and 20, G12). When too little is left to se
 a quarter of the lanes unknown, or a submodel without a buffer) that is brought about by a reset.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from laneway.engine.capability import can_cancel
 from laneway.engine.draft import Draft
 from laneway.engine.effects import CancelJob, ProbeHealth
@@ -210,11 +213,16 @@ def absolve(draft: Draft, job: JobState) -> None:
     if draft.state.ladder.recovery is not None:
         return  # its reset is decided
     if draft.state.device.state == "suspect" and not any(one.suspected for one in others):
-        draft.device("absolve", data={"job": job.number})
-        if draft.state.closing:
-            draft.device("drain")
-        elif any(_in_doubt(draft.state)):
-            degrade(draft, "it was degraded before it was suspected")
+        let_go_on(draft, {"job": job.number})
+
+
+def let_go_on(draft: Draft, why: Mapping[str, Any]) -> None:
+    """Let a suspect device go on as what it was: closing, degraded or serving (G12)."""
+    draft.device("absolve", data=why)
+    if draft.state.closing:
+        draft.device("drain")
+    elif any(_in_doubt(draft.state)):
+        degrade(draft, "it was degraded before it was suspected")
 
 
 def judge_rest(draft: Draft, model: ModelState, reason: str) -> None:

@@ -2,10 +2,11 @@
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth
+from laneway.engine.faulting import let_go_on
 from laneway.engine.inputs import HealthFacts, HealthProbed
-from laneway.engine.ladder import DEVICE, GONE, PROCESS, RUNG_OF_ADVICE
+from laneway.engine.ladder import DEVICE, GONE, PROCESS, RUNG_OF_ADVICE, Recovery
 from laneway.engine.plan import USABLE
-from laneway.engine.recovering import WELL, begin, give_up, watch_unwell
+from laneway.engine.recovering import WELL, begin, escalate, give_up, watch_unwell
 from laneway.statemachines import MACHINES
 
 _JOB_FINAL = MACHINES["job"].final
@@ -42,9 +43,20 @@ def probed(draft: Draft, taken: HealthProbed) -> None:
         begin(draft, "sticky error (row 15)", DEVICE, reason, code=health.sticky)
     elif health.state in WELL:
         if recovery is not None and not recovery.until_ns:
-            absolve_device(draft, "it is well again")
+            _end_watch(draft, recovery)
     else:
         _judge_unwell(draft, health)
+
+
+def _end_watch(draft: Draft, recovery: Recovery) -> None:
+    """Let a device that is well again go on, unless a job of it is suspected: then look again."""
+    state = draft.state
+    if any(job.suspected for job in state.jobs.values()):
+        until_ns = state.now_ns + state.limits.unhealthy_grace_ns
+        reason = "it is well again, but a job is suspected"
+        escalate(draft, recovery.cause, recovery.rung, reason, until_ns=until_ns, watching=True)
+    else:
+        let_go_on(draft, {"why": "it is well again"})
 
 
 def _judge_unwell(draft: Draft, health: HealthFacts) -> None:
@@ -58,10 +70,3 @@ def _judge_unwell(draft: Draft, health: HealthFacts) -> None:
         begin(draft, "device unwell (row 14)", rung, reason)
     elif recovery is None:
         watch_unwell(draft, health, rung)
-
-
-def absolve_device(draft: Draft, reason: str) -> None:
-    """Let a suspect device go on as what it was."""
-    draft.device("absolve", data={"why": reason})
-    if draft.state.closing:
-        draft.device("drain")

@@ -9,7 +9,8 @@ from support.schedules import Scheduled, Shape
 from support.script import begin, points
 
 from laneway.engine import Limits
-from laneway.engine.inputs import HealthProbed, JobStalled
+from laneway.engine.inputs import HealthFacts, HealthProbed, JobStalled
+from laneway.engine.limits import SECOND
 
 
 def stalled(rig: Rig, stage: str) -> JobStalled:
@@ -95,25 +96,58 @@ def test_a_confirmed_hang_loses_the_device(stage: str, suspected: bool) -> None:
         rig.close()
 
 
-@pytest.mark.parametrize("state", ["", "unhealthy", "wedged", "lost", "ok", "degraded"])
-def test_a_probe_is_believed_only_when_it_says_bad(state: str) -> None:
-    rig = begin()
-    rig.run_actions(20)
-    rig.run(until=lambda: bool(rig.device.running))
-    rig.device.holding = True
-    facts = attrs.evolve(healthy(0), state=state) if state else None
-    rig.post(HealthProbed(health=facts, reason="unasked"))
-    rig.run()
-    assert rig.state.device.state == "serving", "only a suspect is judged by a probe"
-    rig.interrupt(stalled(rig, "suspect"))
-    rig.post(HealthProbed(health=facts, reason="no answer"))
-    rig.run()
-    expected = "suspect" if state in ("ok", "degraded") else "lost"
+PROBES = [("", "lost"), ("wedged", "lost"), ("lost", "lost")]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [*PROBES, ("unhealthy", "serving"), ("ok", "serving"), ("degraded", "serving")],
+)
+def test_a_probe_that_says_bad_is_believed_whoever_asked(state: str, expected: str) -> None:
+    """Rows 14 and 16: what is gone is lost at once; what is unwell is given time, and is well."""
+    rig = probed(state)
     assert rig.state.device.state == expected
     rig.device.holding = False
     rig.run()
     rig.check_answers(ended_early=[one.stream for one in rig.streams])
     rig.close()
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [*PROBES, ("unhealthy", "suspect"), ("ok", "suspect"), ("degraded", "suspect")],
+)
+def test_no_probe_absolves_a_device_while_a_job_is_suspected(state: str, expected: str) -> None:
+    """E16, G4: only the job's own answer does, however well the device says that it is."""
+    rig = probed("ok")
+    rig.interrupt(stalled(rig, "suspect"))
+    rig.post(HealthProbed(health=facts_of(state), reason="no answer"))
+    for _ in range(4):
+        rig.device.clock.advance(31 * SECOND)
+        rig.run_actions(20)
+    assert rig.state.device.state == expected
+    rig.device.holding = False
+    rig.run()
+    if expected == "suspect":
+        assert rig.state.device.state == "serving"
+        rig.check_answers()
+    rig.close()
+
+
+def facts_of(state: str) -> HealthFacts | None:
+    """Return what a device in a state says, None where it does not answer."""
+    return attrs.evolve(healthy(0), state=state) if state else None
+
+
+def probed(state: str) -> Rig:
+    """Return a rig whose job does not end and whose device was asked by somebody."""
+    rig = begin()
+    rig.run_actions(20)
+    rig.run(until=lambda: bool(rig.device.running))
+    rig.device.holding = True
+    rig.post(HealthProbed(health=facts_of(state), reason="unasked"))
+    rig.run()
+    return rig
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -453,6 +453,22 @@ def test_a_device_that_is_unwell_is_given_time_to_become_well() -> None:
         assert rig.device.clock.now_ns() - started_ns >= 30 * SECOND_NS
 
 
+def test_a_degraded_device_that_was_unwell_is_degraded_afterwards() -> None:
+    """G12: what is quarantined still is, whatever the device says of its health."""
+    rig = begin()
+    run_to_job(rig)
+    taken = fault(rig, "ccu", CCU, quiescent=True, kv_effect="none")
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    assert rig.state.device.state == "degraded"
+    rig.interrupt(HealthProbed(health=attrs.evolve(healthy(0), state="unhealthy"), reason=""))
+    assert rig.state.device.state == "suspect"
+    rig.run()
+    assert rig.state.device.state == "degraded"
+    rig.check_answers()
+    rig.close()
+
+
 def answer_once(rig: Rig, health: HealthFacts, asked: ProbeHealth) -> Input:
     del rig.device.overrides[ProbeHealth]
     return HealthProbed(health=health, reason="")
