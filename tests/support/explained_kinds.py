@@ -9,7 +9,9 @@ import attrs
 from support.native_board import ROOT
 
 HEADER = ROOT / "adapters" / "native" / "npurt_sim.h"
-_POINTS = "submit|h2d|exec|d2h|the same|poll|visible|kv_|counters|configure|release|reset|health|memory"
+_POINTS = (
+    "submit|h2d|exec|d2h|the same|poll|visible|kv_|counters|configure|release|reset|health|memory"
+)
 EXCEPTION = "fault first kind=ccu_exception on=exec nth=3 quiesce=n kv=unknown\n"
 
 
@@ -59,18 +61,14 @@ KINDS: dict[str, Explained] = {
         "numeric_constant on=exec nth=3 flag=y", "numeric", 12, 5, "recovered"
     ),
     "numeric_offset": told("numeric_offset on=exec nth=3 flag=y", "numeric", 12, 5, "recovered"),
-    "unhealthy": told(
-        "unhealthy on=exec nth=3 release=reset4", "unhealthy", 14, 6, "recovered"
-    ),
+    "unhealthy": told("unhealthy on=exec nth=3 release=reset4", "unhealthy", 14, 6, "recovered"),
     "sticky": told("sticky on=exec nth=3 release=reset4", "sticky", 15, 6, "recovered"),
     "wedged": told("wedged on=exec nth=3", "wedged", 16, 7, "lost"),
     "device_lost": told("device_lost on=exec nth=3", "lost", 16, 7, "lost"),
     "lost_completion": told(
         "lost_completion on=visible nth=3 poll_sees=n", "hang", 8, 4, "recovered"
     ),
-    "late_completion": told(
-        "late_completion on=visible nth=3 delay=3s", "hang", 9, 0, "absolved"
-    ),
+    "late_completion": told("late_completion on=visible nth=3 delay=3s", "hang", 9, 0, "absolved"),
     "late_dma": Explained(
         f"{EXCEPTION}fault a kind=late_dma on=visible nth=1 delay=1ms", "ccu", 7, 4, "recovered"
     ),
@@ -83,14 +81,22 @@ KINDS: dict[str, Explained] = {
     "counter_skew": told(
         "counter_skew on=counters count=inf field=submitted n=5", "counters", 21, 2, "distrusted"
     ),
-    "counter_stuck": told("counter_stuck on=counters field=finished", "counters", 21, 2, "distrusted"),
+    "counter_stuck": told(
+        "counter_stuck on=counters field=finished", "counters", 21, 2, "distrusted"
+    ),
     "counter_negative": told(
         "counter_negative on=counters count=inf field=failed n=1", "counters", 21, 2, "distrusted"
     ),
-    "counter_reset": told("counter_reset on=counters skip=1 field=finished", "counters", 21, 2, "distrusted"),
+    "counter_reset": told(
+        "counter_reset on=counters skip=1 field=finished", "counters", 21, 2, "distrusted"
+    ),
     "configure_fail": told("configure_fail on=configure nth=1", "configure", 17, 1, "went on"),
     "configure_partial_memory": told(
-        "configure_partial_memory on=configure count=inf release=reset4", "configure", 17, 1, "failed"
+        "configure_partial_memory on=configure count=inf release=reset4",
+        "configure",
+        17,
+        1,
+        "failed",
     ),
     "configure_hang": told("configure_hang on=configure count=inf", "configure", 17, 1, "failed"),
     "warmup_wrong": told("warmup_wrong on=configure nth=1", "golden", 18, 1, "failed"),
@@ -116,7 +122,9 @@ KINDS: dict[str, Explained] = {
         "version_mismatch on=reset nth=1 field=firmware version=9.9", "lost"
     ),
     "epoch_bump": told("epoch_bump on=submit nth=3", "epoch", 22, 6, "recovered"),
-    "owner_change": told("owner_change on=submit nth=3 pid=7 for=20ms", "aborted", 7, 4, "recovered"),
+    "owner_change": told(
+        "owner_change on=submit nth=3 pid=7 for=20ms", "aborted", 7, 4, "recovered"
+    ),
 }
 
 SILENT: dict[str, str] = {
