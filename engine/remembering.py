@@ -86,7 +86,8 @@ class Remembered:
 
     def conclude(self) -> Conclude:
         """Return the ending of ``keep`` as its client was told it, but for the words."""
-        assert self.ending is not None and self.asked is not None
+        assert self.ending is not None
+        assert self.asked is not None
         trigger, reason = self.ending.trigger, str(self.ending.data["reason"])
         finish_reason = _FINISH_REASONS.get(trigger, "error")
         if trigger == "finish" or reason == "deadline":
@@ -100,4 +101,5 @@ class Remembered:
             message="" if trigger == "finish" else f"it ended by {reason}, as its journal says",
             http_status=_STATUSES.get(trigger, 500),
             admitted=trigger != "reject",
+            suspect_tokens_from=self.ending.data.get("suspect_from"),
         )

@@ -18,7 +18,7 @@ BELOW = {
     "adapters": {"journal", "engine", "statemachines"},
     "models": set[str](),
 }
-SHELL = {"loop.py", "inbox.py", "stream.py", "subscription.py", "clock.py"}
+SHELL = {"loop.py", "inbox.py", "clients.py", "stream.py", "subscription.py", "clock.py"}
 FORBIDDEN_IN_CORE = frozenset(
     "threading queue asyncio ctypes sqlite3 sqlalchemy os sys io pathlib time datetime random "
     "secrets logging socket".split()

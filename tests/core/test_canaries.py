@@ -144,6 +144,11 @@ def test_one_that_differs_alone_ends_the_belief_in_its_generation() -> None:
     marked = {number: first for number, first in mark.data["requests"]}
     assert marked and set(marked.values()) == {0}, "no canary was good before"
     for number, result in told.items():
+        again = rig.engine.attach(number).result()
+        assert (again.tokens, again.suspect_tokens_from) == (
+            result.tokens,
+            result.suspect_tokens_from,
+        ), "who asks again is told of the mark too"
         if number in marked:
             assert result.suspect_tokens_from == 0 and result.error is not None
         elif result.error is not None:
