@@ -178,19 +178,19 @@ def test_a_traceback_is_shown_only_with_debug() -> None:
 
 
 def test_a_bug_is_told_apart_and_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(engine: object, requests: object, *, quiet: bool) -> None:
+    def broken(streams: object, names: object, *, quiet: bool) -> None:
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr(cli_run, "_answer", broken)
+    monkeypatch.setattr(cli_run, "_show_all", broken)
     called = laneway("run", "--prompt-tokens", "1", "--model", MODELS / "tiny-dense", "--json")
     called.refused(70, "ZeroDivisionError", "two lines", "--debug")
 
 
 def test_an_interrupt_closes_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(engine: object, requests: object, *, quiet: bool) -> None:
+    def interrupted(streams: object, names: object, *, quiet: bool) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli_run, "_answer", interrupted)
+    monkeypatch.setattr(cli_run, "_show_all", interrupted)
     file = tmp_path / "run.db"
     ask = ("run", "--prompt-tokens", "1", "--model", MODELS / "tiny-dense", "--json")
     called = laneway(*ask, "--journal", file)
