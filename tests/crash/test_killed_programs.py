@@ -145,7 +145,7 @@ def test_killed_and_started_for_real(
     """Twenty starts: each journal is left by a killed program and finished by one of its own."""
     path = tmp_path / "run.db"
     common = ("--model", str(demo), "--device", BOARD, "--journal", str(path))
-    kill(rows(random.Random(seed).randint(30, 450)), common, path)
+    kill(rows(random.Random(seed).randint(12, 150)), common, path)
     left = open_requests(read_whole(path))
     called = laneway_program("run", "--resume", *common[2:], "--json", folder=tmp_path).done()
     assert {row["request"] for row in called.rows} == left
