@@ -15,6 +15,7 @@ from laneway.engine.distribution import SECOND_NS
 from laneway.engine.measured import FINISHED_REASONS, TASKS, MeasuredModel
 from laneway.engine.metrics import Metrics
 from laneway.engine.picture import PREFIX, Family, MetricsPicture, Series, Value
+from laneway.engine.recoveries import BREAKER
 from laneway.statemachines import MACHINES
 
 ENGINE_LABEL = "0"
@@ -163,6 +164,11 @@ def _counts_of(field: str) -> Callable[..., Iterable[Series]]:
     return lambda metrics: [
         ((name,), count) for name, count in sorted(getattr(metrics, field).items())
     ]
+
+
+def _last_reset(metrics: Metrics) -> Iterable[Series]:
+    at_ns = metrics.recoveries.last_reset_ns
+    return [] if at_ns is None else [((), at_ns / SECOND_NS)]
 
 
 # ---------------------------------------------------------------------------- the names
@@ -451,6 +457,60 @@ OF_THE_ENGINE: tuple[_Spec, ...] = (
         "Job counters of the device as it last told them: compared, at a fault or a probe.",
         ("counter",),
         _counts_of("device_jobs"),
+    ),
+    _Spec(
+        "device_resets_total",
+        "counter",
+        "Resets by level, row of the ladder and result: verified, failed, V1 to V5, proof,"
+        " cut_off.",
+        ("level", "row", "result"),
+        lambda metrics: sorted(metrics.recoveries.resets.items()),
+    ),
+    _Spec(
+        "recovery_rungs_total",
+        "counter",
+        "How often each rung of the ladder was chosen.",
+        ("rung",),
+        lambda metrics: [
+            ((rung,), count) for rung, count in sorted(metrics.recoveries.rungs.items())
+        ],
+    ),
+    _Spec(
+        "requests_suspended_total",
+        "counter",
+        "Requests taken off the device: suspect, innocent, or abandoned with their process.",
+        ("taken_for",),
+        lambda metrics: [
+            ((how,), count) for how, count in sorted(metrics.recoveries.waits.items())
+        ],
+    ),
+    _Spec(
+        "requests_resumed_total",
+        "counter",
+        "Requests that went on from their own tokens.",
+        (),
+        lambda metrics: [((), metrics.recoveries.resumed)],
+    ),
+    _Spec(
+        "device_recovery_seconds",
+        "histogram",
+        "From the first time that the device was given no more work until it served again.",
+        (),
+        lambda metrics: [((), metrics.recoveries.took.freeze())],
+    ),
+    _Spec(
+        "device_breaker",
+        "gauge",
+        "1 for the state that the breaker is in: closed, half_open, open.",
+        ("state",),
+        lambda metrics: [((state,), int(state == metrics.recoveries.breaker)) for state in BREAKER],
+    ),
+    _Spec(
+        "device_last_reset_timestamp",
+        "gauge",
+        "Engine time in seconds at which the latest reset was asked for.",
+        (),
+        _last_reset,
     ),
 )
 

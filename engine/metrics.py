@@ -37,6 +37,7 @@ from laneway.engine.inputs import (
 from laneway.engine.measured import LiveJob, LiveRequest, MeasuredModel
 from laneway.engine.occupancy import Occupancy
 from laneway.engine.ports import Step
+from laneway.engine.recoveries import Recoveries
 from laneway.statemachines import MACHINES, Event
 
 Value = TypeVar("Value")
@@ -74,6 +75,7 @@ class Metrics:
     restricted: bool = False
     device_jobs: dict[str, int] = attrs.Factory(dict)
     occupancy: Occupancy = attrs.Factory(Occupancy)
+    recoveries: Recoveries = attrs.Factory(Recoveries)
     gained: list[int] = attrs.Factory(list)
     growth: tuple[int, ...] = ()
     """By how much the lanes reserved in this step grow, for the job planned next."""
@@ -146,6 +148,7 @@ class Metrics:
     # ------------------------------------------------------------------ requests
 
     def _take_request(self, event: Event, step: Step) -> None:
+        self.recoveries.take_request(event)
         for number in event.entities:
             if event.trigger == "reject":
                 self.rejections[event.data["reason"]] += 1
@@ -339,6 +342,7 @@ class Metrics:
 
     def _take_device(self, event: Event, step: Step) -> None:
         self.device_state = event.dest
+        self.recoveries.take_device(event, step)
         if event.trigger in ("open", "restrict", "relax"):
             self.restricted = event.trigger == "restrict"
 
