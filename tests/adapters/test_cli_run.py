@@ -187,8 +187,8 @@ def test_a_device_that_is_lost_is_told_by_every_request(tiny: Path, tmp_path: Pa
 
 def test_a_fault_that_a_reset_mends_is_seen_by_nobody(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=3\n")
-    asked = ("run", "--model", tiny, "--json", "--max-tokens", 9, "--seed", 1)
-    asked += ("--prompt-tokens", "1,2", "--prompt-tokens", "3")
+    prompts = ("--prompt-tokens", "1,2", "--prompt-tokens", "3")
+    asked = ("run", "--model", tiny, "--json", "--max-tokens", 9, "--seed", 1, *prompts)
     calm = laneway(*asked, "--device", VIRTUAL).done().rows
     faulty = laneway(*asked, "--device", f"{VIRTUAL}&faults={tmp_path / 'plan'}").done().rows
     assert faulty == calm
