@@ -170,26 +170,37 @@ def test_a_deadline_that_passes_ends_the_request(tiny: Path) -> None:
     assert row["error"]["type"] == "DeadlineExpiredError"
 
 
-def test_a_device_that_fails_is_told_by_every_request(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=3\n")
+def test_a_device_that_is_lost_is_told_by_every_request(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("fault a kind=device_lost on=exec nth=3 release=never\n")
     device = f"{VIRTUAL}&faults={tmp_path / 'plan'}"
     asked = ("--prompt-tokens", "1,2", "--prompt-tokens", "3", "--max-tokens", 9, "--seed", 1)
     file = tmp_path / "run.db"
     called = laneway(
         "run", "--model", tiny, "--device", device, "--json", "--journal", file, *asked
     )
-    rows = called.done(1).rows
+    rows = called.done(75).rows
     assert [row["finish_reason"] for row in rows] == ["error", "error"]
     assert all(row["error"]["type"] == "RequestLostError" for row in rows)
-    assert any("ccu" in row["error"]["message"] for row in rows)
+    assert any("lost" in row["error"]["message"] for row in rows)
     assert "verify: ok" in laneway("journal", "verify", file).done().out
 
 
-def test_a_device_that_fails_while_loading_is_a_device_error(tiny: Path, tmp_path: Path) -> None:
-    (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=1 during=load\n")
+def test_a_fault_that_a_reset_mends_is_seen_by_nobody(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan").write_text("fault a kind=ccu_exception on=exec nth=3\n")
+    asked = ("run", "--model", tiny, "--json", "--max-tokens", 9, "--seed", 1)
+    asked += ("--prompt-tokens", "1,2", "--prompt-tokens", "3")
+    calm = laneway(*asked, "--device", VIRTUAL).done().rows
+    faulty = laneway(*asked, "--device", f"{VIRTUAL}&faults={tmp_path / 'plan'}").done().rows
+    assert faulty == calm
+
+
+def test_a_device_that_is_lost_while_loading_asks_for_a_new_process(
+    tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "plan").write_text("fault a kind=device_lost on=exec nth=1 during=load\n")
     device = f"{VIRTUAL}&faults={tmp_path / 'plan'}"
     called = laneway("run", "--prompt-tokens", "1", "--model", tiny, "--device", device)
-    called.refused(3, "ccu")
+    called.refused(75, "lost")
 
 
 # ------------------------------------------------------------------------ determinism

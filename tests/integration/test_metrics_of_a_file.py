@@ -12,6 +12,7 @@ import pytest
 from support.asking import draw_ask
 from support.command_line import laneway
 from support.real_engine import RealEngine
+from support.rig import without_resets
 
 from laneway.engine.distribution import Distribution
 from laneway.engine.inputs import Completed
@@ -123,7 +124,7 @@ def test_they_agree_after_a_fault_and_over_two_lives(calbin: Path, tmp_path: Pat
     plan = "fault a kind=ccu_exception on=exec nth=4 code=77 quiesce=y kv=unknown"
     (tmp_path / "plan").write_text(f"{plan}\n")
     url = f"sim:tiny?clock=virtual&faults={tmp_path / 'plan'}"
-    first = RealEngine(calbin, url=url, journal=open_journal(file))
+    first = RealEngine(calbin, url=url, journal=open_journal(file), limits=without_resets())
     random = np.random.default_rng(6)
     asks = [draw_ask(random, tokens_max=8) for _ in range(3)]
     for ask in asks:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from laneway.engine.inputs import DeviceFaulted
 from laneway.journal import open_journal
 
 EVENT = (
@@ -100,11 +101,21 @@ def test_questions_of_the_card(core_file: Path) -> None:
     )
     (job,) = {e.entities[0] for e in steps[fault - 1].events if e.machine == "job"}
     assert flying == [(f"job/{job}",)]
-    assert select(
-        core_file,
-        "SELECT s.step, json_extract(s.input, '$[5]'), e.entities FROM step s JOIN event e"
-        " USING (step) WHERE s.input_kind = 'DeviceFaulted' AND e.trigger = 'fault'",
-    ) == [(fault, "ccu", f"job/{job}")]
+    faults = [
+        (step.step, step.taken.kind, f"job/{event.entities[0]}")
+        for step in steps
+        for event in step.events
+        if isinstance(step.taken, DeviceFaulted) and event.trigger == "fault"
+    ]
+    assert faults[0] == (fault, "ccu", f"job/{job}")
+    assert (
+        select(
+            core_file,
+            "SELECT s.step, json_extract(s.input, '$[5]'), e.entities FROM step s JOIN event e"
+            " USING (step) WHERE s.input_kind = 'DeviceFaulted' AND e.trigger = 'fault'",
+        )
+        == faults
+    )
     life = select(core_file, "SELECT trigger FROM entity_event WHERE entity = 'buffer/1'")
     assert [t for (t,) in life][:5] == ["acquire", "submit", "complete", "release", "acquire"]
 

@@ -264,7 +264,7 @@ def buffer_free_at_completion(patch: pytest.MonkeyPatch) -> None:
 def fault_spares_the_buffer(patch: pytest.MonkeyPatch) -> None:
     real = faulting.fault_job
 
-    def fault(made: draft.Draft, job: state.JobState, kind: str, reason: str) -> None:
+    def fault(made: draft.Draft, job: state.JobState, kind: str, reason: str, **more: bool) -> None:
         emit = made.emit
 
         class Sparing(draft.Draft):
@@ -273,7 +273,7 @@ def fault_spares_the_buffer(patch: pytest.MonkeyPatch) -> None:
                     emit(machine, *rest, **more)
 
         sparing = Sparing(made.state, made.taken, made.events, made.effects)
-        real(sparing, job, kind, reason)
+        real(sparing, job, kind, reason, **more)
 
     patch.setattr(faulting, "fault_job", fault)
 
