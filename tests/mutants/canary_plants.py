@@ -12,7 +12,7 @@ from laneway.engine import (
     draft,
     evolve_canaries,
     evolve_models,
-    loop,
+    holding,
     plan,
     planning,
     state,
@@ -70,7 +70,7 @@ def overlapped_results_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def told_while_examined(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loop, "is_held_back", lambda known, model: False)
+    patch.setattr(holding, "is_held_back", lambda known, model: False)
 
 
 def two_again_without_proof(patch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 from mutants.canary_detectors import CANARY_DETECTORS
+from mutants.recovery_detectors import RECOVERY_DETECTORS
 from support.fake_device import KvFault
 from support.journal_steps import run_core, tamper
 from support.machine_run import MachineRun
@@ -396,4 +397,5 @@ DETECTORS: tuple[Detector, ...] = (
     blocked_call,
     altered_input,
     *CANARY_DETECTORS,
+    *RECOVERY_DETECTORS,
 )

@@ -11,6 +11,8 @@ import attrs
 import mutants.canary_detectors as canary_detectors
 import mutants.canary_plants as canary_plants
 import mutants.detectors as detectors
+import mutants.recovery_detectors as recovery_detectors
+import mutants.recovery_plants as recovery_plants
 import numpy as np
 import pytest
 from mutants.detectors import Detector
@@ -473,7 +475,7 @@ def _mutant(rule: str, plant: Plant, detector: Detector, says: str, wrong: str) 
     return Mutant(id=name, rule=rule, wrong=wrong, plant=plant, detector=detector, says=says)
 
 
-_d, _c = detectors, canary_detectors
+_d, _c, _r = detectors, canary_detectors, recovery_detectors
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "R2.7, R2.4",
@@ -740,5 +742,201 @@ MUTANTS: tuple[Mutant, ...] = (
         _d.board_that_steps_illegally,
         "E11",
         "a state that contradicts itself is kept quiet",
+    ),
+    _mutant(
+        "E28, I10",
+        recovery_plants.budget_not_counted,
+        _r.broken_for_good,
+        "I10, E28",
+        "resets are not counted",
+    ),
+    _mutant(
+        "E28",
+        recovery_plants.attempt_counted_afterwards,
+        _r.one_exception,
+        "E28",
+        "an attempt is counted when its report comes",
+    ),
+    _mutant(
+        "V1, E27",
+        recovery_plants.health_not_verified,
+        _r.resets_that_lie,
+        "V1",
+        "a device that does not answer after a reset is believed",
+    ),
+    _mutant(
+        "V2, E24",
+        recovery_plants.versions_not_verified,
+        _r.another_firmware,
+        "V2",
+        "another firmware is served on",
+    ),
+    _mutant(
+        "V3, E22",
+        recovery_plants.memory_not_verified,
+        _r.resets_that_lie,
+        "V3",
+        "memory that is not back is not looked at",
+    ),
+    _mutant(
+        "V4, E14",
+        recovery_plants.counters_not_verified,
+        _r.resets_that_lie,
+        "V4",
+        "counters that do not add up are believed",
+    ),
+    _mutant(
+        "V5, G11",
+        recovery_plants.epoch_not_verified,
+        _r.resets_that_lie,
+        "V5",
+        "an epoch that should have stayed is believed",
+    ),
+    _mutant(
+        "V6, G5",
+        recovery_plants.golden_skipped_after_a_reset,
+        _r.one_exception,
+        "G5",
+        "a model serves again without golden",
+    ),
+    _mutant(
+        "V6",
+        recovery_plants.golden_ignored_after_a_reset,
+        _r.wrong_golden,
+        "tokens of the task",
+        "a golden that differs after a reset changes nothing",
+    ),
+    _mutant(
+        "G11, V5",
+        recovery_plants.epoch_kept_over_a_reset,
+        _r.sticky_device,
+        "V5",
+        "a reset of the device begins no epoch",
+    ),
+    _mutant(
+        "G12",
+        recovery_plants.generation_kept_over_a_reset,
+        _r.one_exception,
+        "decision 9",
+        "a reset begins no generation",
+    ),
+    _mutant(
+        "G3",
+        recovery_plants.buffers_rebuilt_for_the_old_generation,
+        _r.one_exception,
+        "E1, E2",
+        "buffers are rebuilt for the generation that ended",
+    ),
+    _mutant(
+        "G8",
+        recovery_plants.lanes_not_cleared,
+        _r.pardoned,
+        "the device is recovering",
+        "unknown lanes are not cleared with their generation",
+    ),
+    _mutant(
+        "G14, I10",
+        recovery_plants.lanes_believed_over_a_reset,
+        _r.one_exception,
+        "I10",
+        "lanes are believed while a reset runs",
+    ),
+    _mutant(
+        "9.3, G15",
+        recovery_plants.innocents_go_on_without_end,
+        _r.innocents_twice,
+        "9.3",
+        "an innocent goes on after every fault",
+    ),
+    _mutant(
+        "G15",
+        recovery_plants.suspects_not_alone,
+        _r.poison,
+        "G15",
+        "suspects run beside others",
+    ),
+    _mutant(
+        "D11, I7",
+        recovery_plants.delivered_token_repeated,
+        _r.one_exception,
+        "tokens=.42, 42",
+        "a token is told again after a fault",
+    ),
+    _mutant(
+        "R6.2",
+        recovery_plants.suspended_keeps_its_lane,
+        _r.one_exception,
+        "R6.2",
+        "a suspended request keeps its lane",
+    ),
+    _mutant(
+        "G2",
+        recovery_plants.withdrawn_job_submitted,
+        _r.sticky_device,
+        "G2",
+        "a job that is taken back is submitted all the same",
+    ),
+    _mutant(
+        "cascade guard",
+        recovery_plants.drain_without_bound,
+        _r.held_job,
+        "cascade guard",
+        "what is in flight is waited for without end",
+    ),
+    _mutant(
+        "cascade guard",
+        recovery_plants.drain_skipped,
+        _r.held_job,
+        "cascade guard",
+        "what is in flight is not waited for",
+    ),
+    _mutant(
+        "9.3",
+        recovery_plants.pause_ignored,
+        _r.broken_for_good,
+        "9.3",
+        "resets of the device follow one another at once",
+    ),
+    _mutant(
+        "E28, G7",
+        recovery_plants.restarts_not_counted,
+        _r.crash_loop,
+        "E28",
+        "new processes are asked for without end",
+    ),
+    _mutant(
+        "E28",
+        recovery_plants.budgets_forgotten_at_a_start,
+        _r.crash_loop,
+        "E28",
+        "a new process has a budget of its own",
+    ),
+    _mutant(
+        "9.3",
+        recovery_plants.half_open_fault_counts_once,
+        _r.two_faults,
+        "9.3",
+        "a fault in the proof of a reset counts once",
+    ),
+    _mutant(
+        "9.3",
+        recovery_plants.poison_served,
+        _r.poison,
+        "9.3",
+        "what failed the device twice is served again",
+    ),
+    _mutant(
+        "9.3, G15",
+        recovery_plants.pardon_missing,
+        _r.pardoned,
+        "9.3",
+        "who got through alone stays accused",
+    ),
+    _mutant(
+        "I5, G11",
+        recovery_plants.fault_of_another_epoch_believed,
+        _r.fault_of_before,
+        "I5",
+        "a fault of another epoch is believed",
     ),
 )
