@@ -65,7 +65,7 @@ def run(
         str | None, typer.Option(help="Journal file, made or continued; default in memory.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option(help="Let the journal's requests without an ending go on.")
+        bool, typer.Option("--resume", help="Let the journal's requests without an ending go on.")
     ] = False,
     records: Annotated[
         Path | None, typer.Option(help="Verification records of this device (laneway probe).")
