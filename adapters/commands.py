@@ -25,7 +25,7 @@ from laneway.adapters.buffers import (
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_counters, read_health
 from laneway.adapters.loaded import Generation, LoadedModel
-from laneway.adapters.resetting import give_up_generation, run_reset
+from laneway.adapters.resetting import give_up_generation, is_quiescent, run_reset
 from laneway.adapters.validating import create_calbin
 from laneway.adapters.waiting import Flight, Waiting
 from laneway.engine.clock import Clock
@@ -62,7 +62,6 @@ from laneway.engine.inputs import (
 
 LOG = logging.getLogger("laneway.adapters.commands")
 EXCLUSIVE_TIMEOUT_S = 10.0
-_ENDED = npurt.TERMINAL | npurt.QUIESCENT
 
 
 class Commands:
@@ -256,7 +255,7 @@ class Commands:
         state = npurt.JobState()
         about = f"buffer/{buffer.number} ticket {ticket}"
         self._calls.call("npurt_job_poll", ticket, ctypes.byref(state), about=about)
-        if state.h.flags & _ENDED != _ENDED:
+        if state.h.flags & npurt.ENDED != npurt.ENDED:
             bury_buffer(buffer, self._graveyard, f"{about} never became quiescent")
             raise DeviceError(
                 f"{about} is not terminal and quiescent (flags {state.h.flags})",
@@ -401,11 +400,7 @@ class Commands:
         self._calls.library.call("npurt_calbin_release", model.calbin, about=about)
 
     def _retire_if_ended(self, buffer: Buffer) -> None:
-        if not buffer.ticket:
-            return
-        state = npurt.JobState()
-        answer = self._calls.attempt("npurt_job_poll", buffer.ticket, ctypes.byref(state))
-        if answer.ok and state.h.flags & _ENDED == _ENDED:
+        if buffer.ticket and is_quiescent(self._calls, buffer):
             self._calls.attempt("npurt_job_retire", buffer.ticket)
 
     def _undo(self, model: LoadedModel) -> str:

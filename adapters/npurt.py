@@ -18,6 +18,7 @@ MAX_CHIPS = 8
 # Flags of a completion and of a polled job state (D2: four facts, never inferred from each other).
 TERMINAL = 1
 QUIESCENT = 2
+ENDED = TERMINAL | QUIESCENT
 OUTPUT_VALID = 4
 NUMERIC_FLAG = 8
 LATE = 16

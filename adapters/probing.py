@@ -44,8 +44,7 @@ JOB_TIMEOUT_S = 30.0
 SLICE_NS = 100_000_000
 CONFIGURE_TIMEOUT_NS = 120_000_000_000
 MEMORY_TOLERANCE_BYTES = 64 << 20
-_ENDED = npurt.TERMINAL | npurt.QUIESCENT
-_WHOLE = _ENDED | npurt.OUTPUT_VALID
+_WHOLE = npurt.ENDED | npurt.OUTPUT_VALID
 _APPLIED = 1
 _COUNTED = ("submitted", "pending", "running", "finished", "left", "failed", "aborted")
 

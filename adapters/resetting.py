@@ -21,7 +21,6 @@ from laneway.engine.inputs import HealthFacts, ResetFinished
 LOG = logging.getLogger("laneway.adapters.resetting")
 EXCLUSIVE_TIMEOUT_S = 10.0
 INSPECT = 0
-_ENDED = npurt.TERMINAL | npurt.QUIESCENT
 
 
 def run_reset(
@@ -137,4 +136,4 @@ def is_quiescent(calls: DeviceCalls, buffer: Buffer) -> bool:
         return not buffer.tainted
     state = npurt.JobState()
     answer = calls.attempt("npurt_job_poll", buffer.ticket, ctypes.byref(state))
-    return answer.ok and state.h.flags & _ENDED == _ENDED
+    return answer.ok and state.h.flags & npurt.ENDED == npurt.ENDED

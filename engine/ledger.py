@@ -42,12 +42,19 @@ def difference(state: State, taken: CountersRead) -> str:
     return _own_difference(told)
 
 
-def _own_difference(told: Mapping[str, int]) -> str:
-    """Return how the device's counters contradict each other, or ""."""
+def parts_difference(told: Mapping[str, int]) -> str:
+    """Return how the submitted jobs differ from their parts, or ""; "" too if not all are told."""
     if "submitted" in told and all(name in told for name in _PARTS):
         parts = sum(told[name] for name in _PARTS)
         if told["submitted"] != parts:
             return f"submitted is {told['submitted']}, its parts add up to {parts}"
+    return ""
+
+
+def _own_difference(told: Mapping[str, int]) -> str:
+    """Return how the device's counters contradict each other, or ""."""
+    if difference := parts_difference(told):
+        return difference
     if all(name in told for name in ("left", "pending", "running")):
         parts = told["pending"] + told["running"]
         if told["left"] != parts:

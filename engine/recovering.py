@@ -38,6 +38,7 @@ from laneway.engine.ladder import (
     pause_ns,
     within,
 )
+from laneway.engine.ledger import parts_difference
 from laneway.engine.plan import USABLE, full_ceiling
 from laneway.engine.reserving import suspect as suspect_lanes
 from laneway.engine.resuming import go_on, suspend_request
@@ -221,10 +222,7 @@ def fence(draft: Draft, reason: str) -> None:
     """
     state = draft.state
     data = {"reason": reason}
-    for number in sorted(state.jobs):
-        job = state.jobs[number]
-        draft.emit("buffer", job.buffer, "quarantine", generation=job.generation, data=data)
-        draft.emit("job", number, "lose", generation=job.generation, data=data)
+    _lose_jobs(draft, data)
     for number, buffer in sorted(state.buffers.items()):
         if buffer.state in _HELD_BUFFERS:
             draft.emit("buffer", number, "quarantine", generation=buffer.generation, data=data)
@@ -234,6 +232,13 @@ def fence(draft: Draft, reason: str) -> None:
         request = state.requests[number]
         if request.state in ("prefilling", "decoding"):
             suspend_request(draft, request, reason, suspect=False, kind="device_fault")
+
+
+def _lose_jobs(draft: Draft, data: dict[str, str]) -> None:
+    """Give up every job that is not terminal; the device may still touch its memory (E5)."""
+    for number, job in sorted(draft.state.jobs.items()):
+        draft.emit("buffer", job.buffer, "quarantine", generation=job.generation, data=data)
+        draft.emit("job", number, "lose", generation=job.generation, data=data)
 
 
 def reset_finished(draft: Draft, taken: ResetFinished) -> None:
@@ -265,7 +270,7 @@ def reset_finished(draft: Draft, taken: ResetFinished) -> None:
             said = {"release": True, "reason": model.reason}
             draft.emit("model", number, "release_again", generation=model.generation, data=said)
             draft.ask(ReleaseModel(model=number, generation=model.generation))
-    if not _is_proving(state):
+    if not _has_to_prove(state):
         serve_again(draft)
 
 
@@ -297,7 +302,7 @@ def refuse_reset(state: State, taken: ResetFinished) -> str:
             return f"chip {chip} holds {now} bytes after it, {was} are expected (V3)"
     if taken.jobs_unaccounted:
         return f"{taken.jobs_unaccounted} jobs are not accounted for (V4)"
-    if not _adds_up(dict(health.counters)):
+    if parts_difference(dict(health.counters)):
         return f"the counters do not add up after it: {dict(health.counters)} (V4)"
     device_wide = taken.level in (INSPECT, LEVELS[DEVICE])
     if device_wide != (taken.epoch_after != taken.epoch_before):
@@ -312,13 +317,6 @@ def _expected_bytes(state: State, taken: ResetFinished) -> tuple[int, ...]:
             if model.used_bytes_before:
                 return model.used_bytes_before
     return taken.used_bytes_before
-
-
-def _adds_up(counters: dict[str, int]) -> bool:
-    parts = ("pending", "running", "finished", "failed", "aborted")
-    if "submitted" not in counters or any(part not in counters for part in parts):
-        return True  # a device that does not tell them all is not judged by them
-    return counters["submitted"] == sum(counters[part] for part in parts)
 
 
 # ---------------------------------------------------------------------------- proof
@@ -365,7 +363,8 @@ def is_proving(state: State) -> bool:
     return state.device.state == "recovering"
 
 
-def _is_proving(state: State) -> bool:
+def _has_to_prove(state: State) -> bool:
+    """Return whether a model must be configured or pass golden before the device serves."""
     return any(model.state in ("configuring", "warming") for model in state.models.values())
 
 
@@ -400,10 +399,7 @@ def lose_device(draft: Draft, reason: str, *, rung: int = PROCESS) -> None:
         draft.device("suspect", data={"reason": reason})
     data = {"reason": reason}
     draft.device("lose", data={**data, "rung": rung})
-    for number in sorted(state.jobs):
-        job = state.jobs[number]
-        draft.emit("buffer", job.buffer, "quarantine", generation=job.generation, data=data)
-        draft.emit("job", number, "lose", generation=job.generation, data=data)
+    _lose_jobs(draft, data)
     held = [n for n, lane in sorted(state.lanes.items()) if lane.state in ("ready", "reserved")]
     suspect_lanes(draft, held, reason=reason)
     for number in sorted(state.requests):
