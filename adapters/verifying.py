@@ -270,7 +270,7 @@ class Forcing:
             SubmitAccepted,
         )
         done = self._await(Completed)
-        return done, (attrs.evolve(reserve, verb="COMMIT"),)
+        return done, (reserve._replace(verb="COMMIT"),)
 
     def _ask(self, effect: DeviceEffect, kind: type[Answer]) -> Answer:
         self._device.execute(effect)

@@ -294,12 +294,12 @@ def is_examining(state: State) -> bool:
 def settle_runs(draft: Draft) -> None:
     """Draw the conclusion where golden runs that something hangs on cannot be run to their end."""
     state = draft.state
+    if state.jobs or state.ladder.recovery is not None:
+        return  # they go on, or end with their generation
     for model in list(state.models.values()):
         canary = model.canary
-        if state.jobs or not (canary.examining or canary.pairing):
+        if not (canary.examining or canary.pairing):
             continue
-        if state.ladder.recovery is not None:
-            continue  # it ends with its generation
         if canary.pairing and not model.runs:
             restrict(draft, "two golden runs in flight at once did not both end equal")
         elif canary.examining and not _has_examiner(state, model):

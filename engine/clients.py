@@ -9,7 +9,7 @@ it. The lock keeps deliveries (engine thread) and attachments (callers) apart.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 
@@ -119,9 +119,9 @@ class Clients:
         recorded = self._recorded.pop(request)
         logprobs = recorded.logprobs or ((),) * len(recorded.tokens)
         with self._lock:
-            for position, token in enumerate(recorded.tokens):
+            for position, row in enumerate(zip(recorded.tokens, pieces, logprobs, strict=True)):
                 for stream in self._streams[request]:
-                    stream.deliver(position, token, pieces[position], logprobs[position])
+                    stream.deliver(position, *row)
 
     def attach(self, request: int, *, from_position: int) -> Stream | None:
         """Return one more stream of a request; None if it is not open."""
@@ -161,8 +161,8 @@ class Clients:
             pieces = [text.take(number, place) for place in range(len(own))]
             rest = text.finish(number, tokens=len(own))
         logprobs = remembered.logprobs.get(number) or [()] * len(own)
-        for position, token in enumerate(own):
-            stream.deliver(position, token, pieces[position], logprobs[position])
+        for position, row in enumerate(zip(own, pieces, logprobs, strict=True)):
+            stream.deliver(position, *row)
         stream.conclude(remembered.conclude(), rest)
         return stream
 
@@ -172,15 +172,21 @@ class Clients:
         """Return the model that a request was given a text side of, or None."""
         return self._models.get(request)
 
-    def deliver(self, effect: Deliver) -> None:
-        """Hand a durable token to whoever listens (engine thread)."""
-        request, position = effect.request, effect.position
-        text = self._text(self._models[request])
-        assert text is not None
-        piece = text.take(request, position)
+    def deliver(self, effects: Iterable[Deliver]) -> None:
+        """Hand durable tokens to whoever listens, in order (engine thread)."""
+        models, streams = self._models, self._streams
+        model, text = None, None
         with self._lock:
-            for stream in self._streams[request]:
-                stream.deliver(position, effect.token, piece, effect.logprobs)
+            for effect in effects:
+                request = effect.request
+                if text is None or models[request] != model:
+                    model = models[request]
+                    text = self._text(model)
+                    assert text is not None
+                position = effect.position
+                piece = text.take(request, position)
+                for stream in streams[request]:
+                    stream.deliver(position, effect.token, piece, effect.logprobs)
 
     def conclude(self, effect: Conclude) -> None:
         """Tell whoever listens the ending (engine thread)."""

@@ -7,7 +7,7 @@ journal as an input without events (I5).
 
 from laneway.engine.canaries import examine, is_withheld, judge_canary, may_examine
 from laneway.engine.draft import Draft
-from laneway.engine.effects import Deliver, RestoreBuffer
+from laneway.engine.effects import RestoreBuffer, make_deliver
 from laneway.engine.ending import fail, finish
 from laneway.engine.faulting import absolve, fault_job, judge_rest
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
@@ -16,7 +16,7 @@ from laneway.engine.loading import fail_load
 from laneway.engine.recovering import begin
 from laneway.engine.reserving import evict_if_idle, suspect
 from laneway.engine.resuming import suspend_request
-from laneway.engine.state import JobRow, JobState, RequestState, is_end_token
+from laneway.engine.state import JobRow, JobState, is_end_token
 from laneway.engine.submitting import mark_submitted
 from laneway.engine.trials import judge_trial
 from laneway.statemachines.event import NO_DATA
@@ -45,14 +45,11 @@ def complete(draft: Draft, taken: Completed) -> None:
         judge = judge_canary if job.origin == "canary" else judge_trial
         judge(draft, job, taken.rows)
         return
-    decoding: list[int] = []
-    for row, result in zip(job.rows, taken.rows, strict=True):
-        if withheld:
+    if withheld:
+        for row in job.rows:
             _take_back(draft, row)
-        elif _deliver(draft, row, result):
-            decoding.append(row.owner)
-    if decoding:
-        draft.emit("request", decoding, "decode", generation=job.generation)
+    else:
+        _deliver_rows(draft, job, taken.rows)
     if taken.kv_effect in ("partial", "unknown"):
         model = draft.state.models[job.model]
         judge_rest(draft, model, f"job/{job.number}: kv effect {taken.kv_effect}")
@@ -99,13 +96,13 @@ def _account(draft: Draft, job: JobState, taken: Completed, *, withheld: bool) -
     data = {"withheld": True} if withheld else NO_DATA
     draft.emit("buffer", job.buffer, "complete", generation=generation)
     draft.emit("job", job.number, "complete", generation=generation, data=data)
-    wanted: list[int] = []
+    live = draft.state.requests
+    wanted = [row.lane for row in job.rows if job.origin != "request" or row.owner in live]
     unwanted: list[int] = []
-    for row in job.rows:
-        alive = job.origin != "request" or row.owner in draft.state.requests
-        (wanted if alive else unwanted).append(row.lane)
     if taken.kv_effect == "none" or withheld:
-        wanted, unwanted = [], wanted + unwanted
+        wanted, unwanted = [], [row.lane for row in job.rows]
+    elif len(wanted) < len(job.rows):
+        unwanted = [row.lane for row in job.rows if row.lane not in wanted]
     if taken.kv_effect in ("partial", "unknown"):
         suspect(draft, wanted + unwanted, reason=f"kv effect {taken.kv_effect}")
     else:
@@ -129,41 +126,44 @@ def _take_back(draft: Draft, row: JobRow) -> None:
         suspend_request(draft, request, reason, suspect=False, kind="kv_unknown")
 
 
-def _deliver(draft: Draft, row: JobRow, result: RowResult) -> bool:
-    """Hand a row's token to its request; return whether the request begins to decode now."""
-    request = draft.state.requests.get(row.owner)
-    if request is None:
-        evict_if_idle(draft, row.lane)
-        return False
-    if result.fault:
-        message = f"no token can be drawn from its parameters ({result.fault})"
-        fail(draft, request, "parameters", message, http_status=400)
-        return False
-    if row.to_tokens < request.prefill_tokens:  # a part of what it has: nothing was drawn
-        _keeps_lane(draft, request, row)
-        return False
-    if is_end_token(draft.state, request, result.token):
-        finish(draft, request, "stop")
-        return False
-    draft.ask(Deliver(request.number, len(request.tokens) - 1, result.token, result.logprobs))
-    count = len(request.tokens)
-    if result.stop_hit and count >= request.min_tokens:
-        finish(draft, request, "stop")
-    elif count >= request.max_tokens:
-        finish(draft, request, "length")
-    else:
-        return _keeps_lane(draft, request, row) and request.state == "prefilling"
-    return False
-
-
-def _keeps_lane(draft: Draft, request: RequestState, row: JobRow) -> bool:
-    """Return whether a request goes on in its lane; in another one if its KV is in doubt (E17)."""
-    lane = draft.state.lanes[row.lane]
-    if lane.state == "ready" and lane.length_tokens == row.to_tokens:
-        return True
-    reason = f"the KV of lane/{row.lane} is not what the job should have left"
-    suspend_request(draft, request, reason, suspect=False, kind="kv_unknown")
-    return False
+def _deliver_rows(draft: Draft, job: JobState, results: tuple[RowResult, ...]) -> None:
+    """Hand the tokens of a job to its requests; those whose prompt is done now decode."""
+    state = draft.state
+    facts = state.models[job.model].facts
+    assert facts is not None
+    find, lanes, ask = state.requests.get, state.lanes, draft.effects.append
+    decoding: list[int] = []
+    for (number, owner, _, to_tokens), result in zip(job.rows, results, strict=True):
+        request = find(owner)
+        if request is None:
+            evict_if_idle(draft, number)
+            continue
+        token = result.token
+        if result.fault:
+            message = f"no token can be drawn from its parameters ({result.fault})"
+            fail(draft, request, "parameters", message, http_status=400)
+            continue
+        drawn = to_tokens >= request.prefill_tokens  # else a part of what it has
+        if drawn:
+            if is_end_token(facts, request, token):
+                finish(draft, request, "stop")
+                continue
+            count = len(request.tokens)
+            ask(make_deliver((owner, count - 1, token, result.logprobs)))
+            if result.stop_hit and count >= request.min_tokens:
+                finish(draft, request, "stop")
+                continue
+            if count >= request.max_tokens:
+                finish(draft, request, "length")
+                continue
+        lane = lanes[number]
+        if lane.state != "ready" or lane.length_tokens != to_tokens:
+            reason = f"the KV of lane/{number} is not what the job should have left"
+            suspend_request(draft, request, reason, suspect=False, kind="kv_unknown")
+        elif drawn and request.state == "prefilling":
+            decoding.append(owner)
+    if decoding:
+        draft.emit("request", decoding, "decode", generation=job.generation)
 
 
 def restore(draft: Draft, taken: BufferRestored) -> None:

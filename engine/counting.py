@@ -28,7 +28,9 @@ def ask_if_due(draft: Draft) -> None:
         or not state.device.counters_trusted
     ):
         return
-    if _is_idle(state) or sum(counts(state)[1:]) % JOBS_BETWEEN_READINGS == 0:
+    ledger = state.device.ledger
+    ended = ledger.finished + ledger.failed + ledger.aborted
+    if _is_idle(state) or ended % JOBS_BETWEEN_READINGS == 0:
         draft.ask(ReadCounters(asked=counts(state)))
 
 

@@ -13,10 +13,10 @@ import attrs
 
 from laneway.engine.effects import Effect
 from laneway.engine.errors import IllegalTransitionError
-from laneway.engine.evolve import evolve
+from laneway.engine.evolve import EVOLVERS, TABLES, check_source
 from laneway.engine.inputs import Input
 from laneway.engine.state import DEVICE, State, state_of
-from laneway.statemachines import MACHINES, Event, entity_name
+from laneway.statemachines import Event, entity_name
 from laneway.statemachines.event import NO_DATA, make_event
 
 
@@ -52,22 +52,18 @@ class Draft:
         Raises: IllegalTransitionError when the table has no such edge, or the entities differ in
         state.
         """
+        state = self.state
         numbers = (entities,) if isinstance(entities, int) else tuple(entities)
-        source = state_of(self.state, machine, numbers[0])
-        dest = MACHINES[machine].table.get((source, trigger))
+        source = state_of(state, machine, numbers[0])
+        if len(numbers) > 1:
+            check_source(state, machine, numbers, source, trigger)
+        dest = TABLES[machine].get((source, trigger))
         if dest is None:
             raise IllegalTransitionError(machine, source, trigger, entity_name(machine, numbers[0]))
-        event = make_event(
-            machine,
-            numbers,
-            trigger,
-            source,
-            dest,
-            self.state.device.epoch if epoch is None else epoch,
-            generation,
-            data,
-        )
-        evolve(self.state, event, self.taken)
+        if epoch is None:
+            epoch = state.device.epoch
+        event = make_event(machine, numbers, trigger, source, dest, epoch, generation, data)
+        EVOLVERS[machine](state, event, self.taken)
         self.events.append(event)
 
     def emit_each(

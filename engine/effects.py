@@ -5,15 +5,17 @@ device is asked carries job, epoch and generation, and answers quote them. Every
 PublishModel has exactly one answer, an input; the two client effects (Deliver, Conclude) have none.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import attrs
 
 from laneway.engine.inputs import Trial
 from laneway.engine.sampling import Sampling
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import of_tuple
 
 
-@attrs.frozen(weakref_slot=False)
-class KvOperation:
+class KvOperation(NamedTuple):
     """One operation on a lane of the device bank; ``verb`` is RESERVE, COMMIT, ROLLBACK or RELEASE.
 
     ``transaction`` is the number of the job that reserves.
@@ -26,8 +28,11 @@ class KvOperation:
     transaction: int
 
 
-@attrs.frozen(weakref_slot=False)
-class SubmitRow:
+make_kv_operation: Callable[[tuple[str, int, int, int, int]], KvOperation] = of_tuple(KvOperation)
+"""Make an operation of its fields, as ``KvOperation`` does."""
+
+
+class SubmitRow(NamedTuple):
     """One row of a job: the tokens of one sequence, run from position ``start`` on.
 
     ``owner`` is a request number, or the index of a trial for golden and warm-up jobs. ``sampling``
@@ -49,6 +54,22 @@ class SubmitRow:
     output: tuple[int, ...] = ()
     masked: tuple[int, ...] = ()
     logprobs: int | None = None
+
+
+SubmitRowFields = tuple[
+    int,
+    int,
+    tuple[int, ...],
+    int,
+    Sampling | None,
+    int,
+    tuple[int, ...],
+    tuple[int, ...],
+    tuple[int, ...],
+    int | None,
+]
+make_submit_row: Callable[[SubmitRowFields], SubmitRow] = of_tuple(SubmitRow)
+"""Make a row of its fields, as ``SubmitRow`` does."""
 
 
 @attrs.frozen(kw_only=True)
@@ -220,8 +241,7 @@ class CloseDevice:
     abandon: bool
 
 
-@attrs.frozen
-class Deliver:
+class Deliver(NamedTuple):
     """Hand one durable token of a request to its client.
 
     ``position`` counts generated tokens from 0.
@@ -231,6 +251,12 @@ class Deliver:
     position: int
     token: int
     logprobs: tuple[tuple[int, float], ...] = ()
+
+
+make_deliver: Callable[[tuple[int, int, int, tuple[tuple[int, float], ...]]], Deliver] = of_tuple(
+    Deliver
+)
+"""Make a delivery of its fields, as ``Deliver`` does."""
 
 
 @attrs.frozen(kw_only=True)
@@ -270,6 +296,3 @@ DeviceEffect = (
 )
 ClientEffect = Deliver | Conclude
 Effect = DeviceEffect | ClientEffect
-
-make_kv_operation, make_submit_row = quick(KvOperation), quick(SubmitRow)
-"""The same values, made faster: a tick makes some for every row."""

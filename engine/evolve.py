@@ -1,7 +1,9 @@
 """``evolve``: the only function that changes the state, and ``fold`` over recorded steps."""
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from laneway.engine.errors import IllegalTransitionError, InternalError
 from laneway.engine.evolve_canaries import evolve_ceiling
@@ -71,20 +73,26 @@ def evolve(state: State, event: Event, taken: Input) -> None:
     Raises: IllegalTransitionError when an entity is not where the event says, or the table has no
     such edge.
     """
-    machine, source = event.machine, event.source
-    declared = _TABLES[machine].get((source, event.trigger)) == event.dest
-    entities = None if machine == "device" else entities_of(state, machine)
-    for number in event.entities:
-        entity = None if entities is None else entities.get(number)
-        found = entity.state if entity is not None else state_of(state, machine, number)
-        if found != source or not declared:
-            raise IllegalTransitionError(
-                event.machine,
-                state_of(state, event.machine, number),
-                event.trigger,
-                entity_name(event.machine, number),
-            )
-    _EVOLVERS[event.machine](state, event, taken)
+    machine, trigger = event.machine, event.trigger
+    check_source(state, machine, event.entities, event.source, trigger)
+    if TABLES[machine].get((event.source, trigger)) != event.dest:
+        name = entity_name(machine, event.entities[0])
+        raise IllegalTransitionError(machine, event.source, trigger, name)
+    EVOLVERS[machine](state, event, taken)
+
+
+def check_source(
+    state: State, machine: str, entities: tuple[int, ...], source: str, trigger: str
+) -> None:
+    """Hold entities against the state that they are to leave by a trigger.
+
+    Raises: IllegalTransitionError naming the first one that is in another.
+    """
+    known = _NONE if machine == "device" else entities_of(state, machine)
+    for number in entities:
+        found = known[number].state if number in known else state_of(state, machine, number)
+        if found != source:
+            raise IllegalTransitionError(machine, found, trigger, entity_name(machine, number))
 
 
 def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
@@ -132,8 +140,13 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
         state.next_epoch = event.epoch + 1
 
 
-_TABLES = {name: machine.table for name, machine in MACHINES.items()}
-_EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
+_NONE: Mapping[int, Any] = MappingProxyType({})
+TABLES: Mapping[str, Mapping[tuple[str, str], str]] = {
+    name: dict(machine.table) for name, machine in MACHINES.items()
+}
+"""By machine: where a trigger leads from a state."""
+
+EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
     "request": evolve_request,
     "job": evolve_job,
     "buffer": _evolve_buffer,

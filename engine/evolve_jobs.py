@@ -65,7 +65,7 @@ def _plan(state: State, number: int, event: Event) -> None:
         epoch=event.epoch,
         generation=event.generation,
         buffer=data["buffer"],
-        rows=tuple(_row(state, lane, number) for lane in state.reserving),
+        rows=_rows(state, number),
         planned_ns=state.now_ns,
     )
     state.reserving = ()
@@ -77,11 +77,12 @@ def _plan(state: State, number: int, event: Event) -> None:
     if job.origin != "request":
         state.models[job.model].runs[job.rows[0].owner].job = number
         return
-    for row in job.rows:
-        request = state.requests[row.owner]
+    requests = state.requests
+    for _, owner, _, _ in job.rows:
+        request = requests[owner]
         request.job = number
         if request.alone:
-            leave_turns(state, request.number)  # it may have been taken out of turn
+            leave_turns(state, owner)  # it may have been taken out of turn
     _count_turn(state, job)
     drop_passed(state, state.prefill_again, is_prefilling)
     drop_passed(state, state.chunking, is_prefilling)
@@ -103,21 +104,25 @@ def _drop_taken(state: State, job: JobState) -> None:
             state.decode_ready = deque(left)
 
 
-def _row(state: State, number: int, job: int) -> JobRow:
-    lane = state.lanes[number]
-    if lane.job != job or lane.owner is None:
-        raise InternalError(f"lane/{number} is reserved for job/{lane.job}, not for job/{job}")
-    return make_job_row(number, lane.owner, lane.length_tokens, lane.reserved_tokens)
+def _rows(state: State, job: int) -> tuple[JobRow, ...]:
+    """Return the rows of a job to be, from the lanes that are reserved for it."""
+    rows: list[JobRow] = []
+    for number in state.reserving:
+        lane = state.lanes[number]
+        owner = lane.owner
+        if lane.job != job or owner is None:
+            raise InternalError(f"lane/{number} is reserved for job/{lane.job}, not for job/{job}")
+        rows.append(make_job_row((number, owner, lane.length_tokens, lane.reserved_tokens)))
+    return tuple(rows)
 
 
 def _count_turn(state: State, job: JobState) -> None:
     """Keep the books by which prefill and decode, short and long, take turns (R5.4)."""
-    tokens = sum(row.to_tokens - row.from_tokens for row in job.rows)
     if job.task == "decode":
         paid = state.limits.prefill_tokens_per_decode
         state.prefill_debt_tokens = max(0, state.prefill_debt_tokens - paid)
         return
-    state.prefill_debt_tokens = tokens
+    state.prefill_debt_tokens = sum(row.to_tokens - row.from_tokens for row in job.rows)
     if any(state.requests[row.owner].long for row in job.rows):
         state.short_turns = 0
     elif state.chunking or state.long_waiting.entries:
@@ -153,38 +158,48 @@ def _leave_job(state: State, job: JobState, event: Event, taken: Input) -> None:
     if job.origin != "request":
         _leave_run(state, job, event)
         return
-    results: tuple[RowResult | None, ...] = (None,) * len(job.rows)
     if event.trigger == "complete" and not event.data.get("withheld"):
         assert isinstance(taken, Completed)
-        results = taken.rows
-        model = state.models[job.model]
-        assert model.facts is not None
-        count_job(model, model.facts.by_name[state.buffers[job.buffer].submodel].batch_max)
+        _take_tokens(state, job, taken.rows)
+        return
     again: list[int] = []
-    for row, result in zip(job.rows, results, strict=True):
+    for row in job.rows:
         request = state.requests.get(row.owner)
         if request is None:
             continue
         request.job = None
-        if result is None:
-            if event.trigger == "refuse":
-                _count_retry(request, event.data["cause"])
-            again.append(request.number)
+        if event.trigger == "refuse":
+            _count_retry(request, event.data["cause"])
+        again.append(request.number)
+    queue = state.prefill_again if job.task == "prefill" else state.decode_ready
+    queue.extendleft(reversed(again))
+
+
+def _take_tokens(state: State, job: JobState, results: tuple[RowResult, ...]) -> None:
+    """Give the owners of a completed job their tokens, and let them wait for their next one."""
+    model = state.models[job.model]
+    facts = model.facts
+    assert facts is not None
+    count_job(model, facts.by_name[state.buffers[job.buffer].submodel].batch_max)
+    find, ready = state.requests.get, state.decode_ready.append
+    for (_, owner, _, to_tokens), result in zip(job.rows, results, strict=True):
+        request = find(owner)
+        if request is None:
             continue
+        request.job = None
         request.refusals = request.kv_refusals = 0
-        if row.to_tokens < request.prefill_tokens:
+        if to_tokens < request.prefill_tokens:
             _go_on_with_known(state, request)
             continue
-        if result.fault or is_end_token(state, request, result.token):
+        token = result.token
+        if result.fault or is_end_token(facts, request, token):
             continue
-        request.tokens.append(result.token)
+        request.tokens.append(token)
         if request.state == "decoding":
-            state.decode_ready.append(request.number)
+            ready(owner)
         if request.alone and job.task == "decode":
             forget_alone(state, request)
             pardon(state.ladder, request.content)
-    queue = state.prefill_again if job.task == "prefill" else state.decode_ready
-    queue.extendleft(reversed(again))
 
 
 def _go_on_with_known(state: State, request: RequestState) -> None:

@@ -2,7 +2,9 @@
 
 import heapq
 from collections.abc import Callable
+from itertools import repeat
 
+from laneway.engine.effects import make_kv_operation
 from laneway.engine.evolve_canaries import begin_canary
 from laneway.engine.inputs import Input
 from laneway.engine.state import LaneState, State, TrialRun, kv_operation
@@ -11,19 +13,19 @@ from laneway.statemachines import Event
 
 def evolve_lane(state: State, event: Event, taken: Input) -> None:
     """Move lanes; ``data`` says for each entity what the move is about."""
-    move = _LANE_MOVES[event.trigger]
+    dest = event.dest
     if event.trigger == "evict":
         _end_run(state, event)
-    lanes, dest = state.lanes, event.dest
-    was_empty = event.source == "empty"
-    for index, number in enumerate(event.entities):
-        lane = lanes[number]
-        if was_empty:
-            _take(state.models[lane.model].empty_lanes, number)
+    lanes = [state.lanes[number] for number in event.entities]
+    if event.source == "empty":
+        for lane in lanes:
+            _take(state.models[lane.model].empty_lanes, lane.number)
+    _LANE_MOVES[event.trigger](lanes, event)
+    for lane in lanes:
         lane.state = dest
-        move(lane, event, index)
-        if dest == "empty":
-            heapq.heappush(state.models[lane.model].empty_lanes, number)
+    if dest == "empty":
+        for lane in lanes:
+            heapq.heappush(state.models[lane.model].empty_lanes, lane.number)
     if event.trigger == "reserve":
         state.reserving += event.entities
     elif event.trigger == "bind" and event.data["origin"] != "request":
@@ -73,39 +75,49 @@ def _forget_runs(state: State, event: Event) -> None:
             del runs[run.number]
 
 
-def _bind(lane: LaneState, event: Event, index: int) -> None:
-    lane.origin = event.data["origin"]
-    lane.owner = event.data["owners"][index]
-    lane.length_tokens = 0
+def _bind(lanes: list[LaneState], event: Event) -> None:
+    for lane, owner in zip(lanes, event.data["owners"], strict=True):
+        lane.origin = event.data["origin"]
+        lane.owner = owner
+        lane.length_tokens = 0
 
 
-def _reserve(lane: LaneState, event: Event, index: int) -> None:
-    data = event.data
-    by = data["by"]
-    lane.job = data["job"]
-    lane.reserved_tokens = lane.length_tokens + (by if isinstance(by, int) else by[index])
-    lane.carried, lane.due = lane.due, ()
+def _reserve(lanes: list[LaneState], event: Event) -> None:
+    job, by = event.data["job"], event.data["by"]
+    growth = repeat(by, len(lanes)) if isinstance(by, int) else by
+    for lane, tokens in zip(lanes, growth, strict=True):
+        lane.job = job
+        lane.reserved_tokens = lane.length_tokens + tokens
+        lane.carried = lane.due
+        lane.due = ()
 
 
-def _commit(lane: LaneState, event: Event, index: int) -> None:
-    lane.due = (kv_operation("COMMIT", lane),)
-    lane.length_tokens, lane.reserved_tokens = lane.reserved_tokens, 0
-    lane.on_device = True
-    lane.job = None
-    lane.carried = ()
+def _commit(lanes: list[LaneState], event: Event) -> None:
+    for lane in lanes:
+        reached = lane.reserved_tokens
+        lane.due = (
+            make_kv_operation(("COMMIT", lane.number, lane.length_tokens, reached, lane.job or 0)),
+        )
+        lane.length_tokens = reached
+        lane.reserved_tokens = 0
+        lane.on_device = True
+        lane.job = None
+        lane.carried = ()
 
 
-def _rollback(lane: LaneState, event: Event, index: int) -> None:
+def _rollback(lanes: list[LaneState], event: Event) -> None:
     applied = event.data["applied"]
-    lane.due = (kv_operation("ROLLBACK", lane),) if applied else lane.carried
-    lane.on_device = lane.on_device or applied
-    _end_reservation(lane)
+    for lane in lanes:
+        lane.due = (kv_operation("ROLLBACK", lane),) if applied else lane.carried
+        lane.on_device = lane.on_device or applied
+        _end_reservation(lane)
 
 
-def _clear(lane: LaneState, event: Event, index: int) -> None:
-    """Take a lane into the generation that a reset began."""
-    _forget_owner(lane, event, index)
-    lane.generation = event.generation
+def _clear(lanes: list[LaneState], event: Event) -> None:
+    """Take lanes into the generation that a reset began."""
+    _forget_owner(lanes, event)
+    for lane in lanes:
+        lane.generation = event.generation
 
 
 def _end_reservation(lane: LaneState) -> None:
@@ -114,16 +126,17 @@ def _end_reservation(lane: LaneState) -> None:
     lane.carried = ()
 
 
-def _forget_owner(lane: LaneState, event: Event, index: int) -> None:
-    lane.origin = ""
-    lane.owner = None
-    lane.length_tokens = 0
-    lane.due = ()
-    lane.on_device = False
-    _end_reservation(lane)
+def _forget_owner(lanes: list[LaneState], event: Event) -> None:
+    for lane in lanes:
+        lane.origin = ""
+        lane.owner = None
+        lane.length_tokens = 0
+        lane.due = ()
+        lane.on_device = False
+        _end_reservation(lane)
 
 
-_LANE_MOVES: dict[str, Callable[[LaneState, Event, int], None]] = {
+_LANE_MOVES: dict[str, Callable[[list[LaneState], Event], None]] = {
     "bind": _bind,
     "reserve": _reserve,
     "commit": _commit,

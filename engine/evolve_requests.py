@@ -162,8 +162,9 @@ def _wait(state: State, request: RequestState) -> None:
 
 def drop_passed(state: State, queue: deque[int], fits: Callable[[RequestState], bool]) -> None:
     """Drop from the front of a queue what does not belong there any more."""
+    find = state.requests.get
     while queue:
-        request = state.requests.get(queue[0])
+        request = find(queue[0])
         if request is not None and fits(request):
             return
         queue.popleft()

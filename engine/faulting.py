@@ -209,10 +209,11 @@ def absolve(draft: Draft, job: JobState) -> None:
 
     Not while another job in flight is suspected: that one has no answer yet (G4).
     """
-    others = (one for one in draft.state.jobs.values() if one.number != job.number)
-    if draft.state.ladder.recovery is not None:
-        return  # its reset is decided
-    if draft.state.device.state == "suspect" and not any(one.suspected for one in others):
+    state = draft.state
+    if state.device.state != "suspect" or state.ladder.recovery is not None:
+        return  # nothing to absolve, or its reset is decided
+    others = (one for one in state.jobs.values() if one.number != job.number)
+    if not any(one.suspected for one in others):
         let_go_on(draft, {"job": job.number})
 
 

@@ -23,6 +23,10 @@ class HeldBack:
         self._unbelieved: dict[int, int] = {}
         """Requests of which tokens were dropped, with the first position of those."""
 
+    def holds(self, state: State) -> bool:
+        """Return whether any client might have to wait, so that each effect must be asked."""
+        return any(model.canary.examining for model in state.models.values())
+
     def takes(self, state: State, effect: ClientEffect) -> bool:
         """Keep an effect if its clients are to be told nothing now; return whether it was kept."""
         if not self._is_held(state, effect):

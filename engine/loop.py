@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Self
@@ -300,17 +300,20 @@ class Engine:
             subscription.put(step)
 
     def _act_all(self) -> None:
-        """Carry out every effect that waits."""
+        """Carry out every effect that waits; tokens that stand together are told at once."""
         outbox = self._outbox
         while outbox:
-            self._act(outbox.popleft())
+            if type(outbox[0]) is Deliver and not self._held.holds(self._state):
+                self._clients.deliver(_take_tokens(outbox))
+            else:
+                self._act(outbox.popleft())
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
         if isinstance(effect, Deliver | Conclude) and self._held.takes(self._state, effect):
             return
         if isinstance(effect, Deliver):
-            self._clients.deliver(effect)
+            self._clients.deliver((effect,))
         elif isinstance(effect, Conclude):
             self._clients.conclude(self._held.amend(effect))
         elif is_wanted(self._state, effect):
@@ -635,6 +638,12 @@ class Engine:
             for subscription in self._subscriptions:
                 subscription.end()
             self._subscriptions.clear()
+
+
+def _take_tokens(outbox: deque[Effect]) -> Iterator[Deliver]:
+    """Take the tokens that stand at the front of the outbox, until something else does."""
+    while outbox and isinstance(outbox[0], Deliver):
+        yield outbox.popleft()  # type: ignore[misc]
 
 
 def _code_version() -> str:

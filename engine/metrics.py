@@ -107,15 +107,35 @@ class Metrics:
             self._take_health(taken.health)
         self.gained.clear()
         self._take_events(step)
-        for number in self.gained:
-            if (request := self.requests.get(number)) is not None:
-                _take_token(request, step.at_ns)
+        self._take_tokens(step.at_ns)
         if taken.job is None:
             return
         if job is None or taken.job in self.jobs:
             self.stale[_stale_reason(job, taken)] += 1
         elif isinstance(taken, Completed) and any(row.fault == "numeric" for row in taken.rows):
             self.exceptions["numeric"] += 1
+
+    def _take_tokens(self, at_ns: int) -> None:
+        """Count the tokens of those that gained one in this step and still live.
+
+        All are of one job, so of one model.
+        """
+        gaps: list[tuple[int, int]] = []
+        find = self.requests.get
+        for number in self.gained:
+            request = find(number)
+            if request is None:
+                continue
+            if request.tokens == 0:
+                _take_token(request, at_ns)
+                continue
+            gaps.append((request.bucket, at_ns - request.last_token_ns))
+            request.last_token_ns = at_ns
+            request.tokens += 1
+            model = request.model
+        for (bucket, gap_ns), times in _tally(gaps):
+            model.inter_token.observe(bucket, gap_ns, times)
+            model.generation_tokens += times
 
     def _start(self, taken: EngineStarted) -> None:
         self.occupancy.restart()
@@ -271,18 +291,19 @@ class Metrics:
             job.submodel.fill.observe(len(job.owners) * MILLIONTHS // batch_max)
             for stage, duration_ns in _stage_times(step.taken.times):
                 job.submodel.stage(stage).observe(duration_ns)
-        rows = zip(job.owners, job.growth, step.taken.rows, strict=True)
         at_ns = step.at_ns
         buckets: list[int] = []
-        for owner, growth, result in rows:
-            request = self.requests.get(owner)
+        find, gained = self.requests.get, self.gained
+        for owner, growth, result in zip(job.owners, job.growth, step.taken.rows, strict=True):
+            request = find(owner)
             if request is None:
                 continue
             buckets.append(request.bucket)
             request.idle_since_ns = at_ns
-            request.prompt_left = max(request.prompt_left - growth, 0)
+            if request.prompt_left:
+                request.prompt_left = max(request.prompt_left - growth, 0)
             if not result.fault and not request.prompt_left:
-                self.gained.append(owner)
+                gained.append(owner)
         took_ns = at_ns - job.planned_ns
         for bucket, times in _tally(buckets):
             job.model.runs[job.task].observe(bucket, took_ns, times)
@@ -290,12 +311,16 @@ class Metrics:
     # ------------------------------------------------------------------ lanes, buffers
 
     def _take_lane(self, event: Event, step: Step) -> None:
+        entities = event.entities
         if event.trigger == "reserve":
             by = event.data["by"]
-            self.growth += (by,) * len(event.entities) if isinstance(by, int) else tuple(by)
+            self.growth += (by,) * len(entities) if isinstance(by, int) else tuple(by)
         for model in self.models.values():
             if model.resident:
-                moved = sum(map(model.lane_numbers.__contains__, event.entities))
+                lanes = model.lane_numbers
+                moved = len(entities)
+                if min(entities) not in lanes or max(entities) not in lanes:
+                    moved = sum(map(lanes.__contains__, entities))
                 if moved:
                     model.lanes[event.source] -= moved
                     model.lanes[event.dest] += moved

@@ -1,6 +1,7 @@
 """A plan: one job to be, as a value, and the rules that every plan must obey, whoever made it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import attrs
 
@@ -9,13 +10,12 @@ from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.sampling import Sampling
 from laneway.engine.state import ModelState, State
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import of_tuple
 
 USABLE = ("serving", "degraded", "draining")
 
 
-@attrs.frozen(weakref_slot=False)
-class PlanRow:
+class PlanRow(NamedTuple):
     """One row of a plan: ``tokens`` of an owner (a request, or a run of a trial) from ``start`` on.
 
     ``bind``: the lane is given to the owner by this job. ``sampling`` is None where nothing is
@@ -30,8 +30,9 @@ class PlanRow:
     bind: bool
 
 
-make_plan_row = quick(PlanRow)
-"""Make a row, as ``PlanRow`` does."""
+PlanRowFields = tuple[int, int, tuple[int, ...], int, Sampling | None, bool]
+make_plan_row: Callable[[PlanRowFields], PlanRow] = of_tuple(PlanRow)
+"""Make a row of its fields, as ``PlanRow`` does."""
 
 
 @attrs.frozen(kw_only=True)
@@ -155,10 +156,9 @@ def validate(state: State, chosen: Plan) -> None:
     for holds, rule in rules:
         if not holds:
             raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
-    for row in chosen.rows:
-        rule = _broken_rule(state, chosen, row, facts, submodel)
-        if rule:
-            raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
+    rule = _broken_rule(state, chosen, facts, submodel)
+    if rule:
+        raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
 
 
 def _share_block(model: ModelState, submodel: SubmodelFacts, lanes: list[int]) -> bool:
@@ -167,23 +167,27 @@ def _share_block(model: ModelState, submodel: SubmodelFacts, lanes: list[int]) -
 
 
 def _broken_rule(
-    state: State, chosen: Plan, row: PlanRow, facts: ArtifactValidated, submodel: SubmodelFacts
+    state: State, chosen: Plan, facts: ArtifactValidated, submodel: SubmodelFacts
 ) -> str:
     """Return the first rule that a row of a plan breaks, or ""."""
-    lane = state.lanes[row.lane]
-    count = len(row.tokens)
-    if lane.model != chosen.model:
-        return "E15: lane of the model"
-    if lane.state != ("empty" if row.bind else "ready"):
-        return "E12, E15: lane state"
-    if not row.bind and (lane.owner != row.owner or lane.origin != chosen.origin):
-        return "E15: lane owner"
-    if row.start != lane.length_tokens:
-        return "R7.3: length before"
-    if not 1 <= count <= submodel.tokens_max:
-        return "R2.1: tokens of the task"
-    if row.start and chosen.task != "decode" and not submodel.incremental:
-        return "R5.5: a split prompt"
-    if row.start + count > facts.context_tokens:
-        return "E18: room in the lane"
+    lanes, model, origin = state.lanes, chosen.model, chosen.origin
+    tokens_max, context_tokens = submodel.tokens_max, facts.context_tokens
+    in_parts = chosen.task == "decode" or submodel.incremental
+    for number, owner, tokens, start, _, bind in chosen.rows:
+        lane = lanes[number]
+        count = len(tokens)
+        if lane.model != model:
+            return "E15: lane of the model"
+        if lane.state != ("empty" if bind else "ready"):
+            return "E12, E15: lane state"
+        if not bind and (lane.owner != owner or lane.origin != origin):
+            return "E15: lane owner"
+        if start != lane.length_tokens:
+            return "R7.3: length before"
+        if not 1 <= count <= tokens_max:
+            return "R2.1: tokens of the task"
+        if start and not in_parts:
+            return "R5.5: a split prompt"
+        if start + count > context_tokens:
+            return "E18: room in the lane"
     return ""

@@ -9,9 +9,15 @@ from typing import Any
 
 from laneway.engine.canaries import choose_served
 from laneway.engine.draft import Draft
-from laneway.engine.effects import KvOperation, SubmitJob, SubmitRow, make_submit_row
-from laneway.engine.plan import Plan, PlanRow, inflight_ceiling, places_of, validate
-from laneway.engine.state import RequestState, State, end_tokens, kv_operation
+from laneway.engine.effects import (
+    KvOperation,
+    SubmitJob,
+    SubmitRow,
+    make_kv_operation,
+    make_submit_row,
+)
+from laneway.engine.plan import Plan, inflight_ceiling, places_of, validate
+from laneway.engine.state import RequestState, State, end_tokens
 from laneway.engine.trials import choose_trial
 
 
@@ -48,9 +54,10 @@ def carry_out(draft: Draft, chosen: Plan) -> None:
     number = state.next_job
     lanes = [row.lane for row in chosen.rows]
     _bind(draft, chosen, generation)
-    due = [operation for lane in lanes for operation in state.lanes[lane].due]
+    held = [state.lanes[lane] for lane in lanes]
+    due = [operation for lane in held for operation in lane.due]
     growth = [len(row.tokens) for row in chosen.rows]
-    by = growth[0] if len(set(growth)) == 1 else growth
+    by = growth[0] if growth.count(growth[0]) == len(growth) else growth
     draft.emit("lane", lanes, "reserve", generation=generation, data={"job": number, "by": by})
     draft.emit("buffer", chosen.buffer, "acquire", generation=generation, data={"job": number})
     data = {
@@ -61,7 +68,12 @@ def carry_out(draft: Draft, chosen: Plan) -> None:
         "owners": [row.owner for row in chosen.rows],
     }
     draft.emit("job", number, "plan", generation=generation, data=data)
-    reserve = [kv_operation("RESERVE", state.lanes[lane]) for lane in lanes]
+    reserve = [
+        make_kv_operation(
+            ("RESERVE", lane.number, lane.length_tokens, lane.reserved_tokens, number)
+        )
+        for lane in held
+    ]
     draft.ask(_submit_effect(state, chosen, number, (*due, *reserve)))
 
 
@@ -82,33 +94,29 @@ def _bind(draft: Draft, chosen: Plan, generation: int) -> None:
         draft.emit("request", owners, "prefill", generation=generation, data={"lanes": lanes})
 
 
-def _submit_row(state: State, chosen: Plan, row: PlanRow) -> SubmitRow:
-    """Return a row of the effect; what the sampler needs of its request travels with it.
+def _submit_rows(state: State, chosen: Plan) -> tuple[SubmitRow, ...]:
+    """Return the rows of the effect; what the sampler needs of its requests travels with them.
 
     Why ``output`` is copied only for penalties: the tokens of a request grow, and an effect is a
     value.
     """
-    if chosen.trial is not None:
-        return SubmitRow(
-            lane=row.lane, owner=chosen.trial, tokens=row.tokens, start=row.start, sampling=None
-        )
-    request = state.requests[row.owner]
-    sampling = row.sampling
-    if sampling is None:
-        return make_submit_row(row.lane, row.owner, row.tokens, row.start, None)
-    generated = len(request.tokens)
-    return make_submit_row(
-        row.lane,
-        row.owner,
-        row.tokens,
-        row.start,
-        sampling,
-        generated,
-        request.prompt if sampling.counts_prompt else (),
-        tuple(request.tokens) if sampling.counts_output else (),
-        () if generated >= request.min_tokens else _masked(state, request),
-        request.logprobs,
-    )
+    rows: list[SubmitRow] = []
+    for lane, owner, tokens, start, sampling, _ in chosen.rows:
+        if sampling is None:
+            named = owner if chosen.trial is None else chosen.trial
+            rows.append(SubmitRow(lane, named, tokens, start, None))
+            continue
+        request = state.requests[owner]
+        generated = len(request.tokens)
+        masked = () if generated >= request.min_tokens else _masked(state, request)
+        prompt: tuple[int, ...] = ()
+        output: tuple[int, ...] = ()
+        if sampling.counts_output:
+            output = tuple(request.tokens)
+            prompt = request.prompt if sampling.counts_prompt else ()
+        told = (lane, owner, tokens, start, sampling, generated, prompt, output, masked)
+        rows.append(make_submit_row((*told, request.logprobs)))
+    return tuple(rows)
 
 
 def _masked(state: State, request: RequestState) -> tuple[int, ...]:
@@ -134,7 +142,7 @@ def _submit_effect(
         task=chosen.task,
         origin=chosen.origin,
         operations=operations,
-        rows=tuple(_submit_row(state, chosen, row) for row in chosen.rows),
+        rows=_submit_rows(state, chosen),
         suspect_after_ns=limits.hang_suspect_ns,
         confirm_after_ns=limits.hang_confirm_ns,
         cap_after_ns=limits.hang_cap_ns,

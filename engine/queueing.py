@@ -91,20 +91,19 @@ def decode_bound_turns(lanes: int, batch_max: int, block: int) -> int:
 
 
 def _choose_decode(state: State, model: ModelState) -> Plan | None:
-    ready = _live(state, state.decode_ready, model, is_decoding)
+    ready: Iterable[RequestState] = _live(state, state.decode_ready, model, is_decoding)
     sizes = _submodels(model, "decode", tokens=1)
     if sizes[-1].fixed_rows:
         ready = _of_one_block(state, model, sizes, ready)
-    requests = _together(ready, _rows_max(state, sizes))
-    if not requests:
+    rows = [_decode_row(state, request) for request in _together(ready, _rows_max(state, sizes))]
+    if not rows:
         return None
-    rows = [_decode_row(state, request) for request in requests]
     buffer, rows = _fit(state, model, sizes, rows)
     return None if buffer is None else _plan(model, "decode", buffer, rows)
 
 
 def _of_one_block(
-    state: State, model: ModelState, sizes: list[SubmodelFacts], ready: Iterator[RequestState]
+    state: State, model: ModelState, sizes: list[SubmodelFacts], ready: Iterable[RequestState]
 ) -> Iterator[RequestState]:
     """Yield the requests whose lanes may share a job with the first one's (E15).
 
@@ -129,10 +128,9 @@ def _decode_row(state: State, request: RequestState) -> PlanRow:
         tokens = known_tokens(request, start, start + 1)
         draws = start + 1 == request.prefill_tokens
         sampling = request.sampling if draws else None
-        return make_plan_row(request.lane, request.number, tokens, start, sampling, False)
-    return PlanRow(
-        request.lane, request.number, (request.tokens[-1],), start, request.sampling, False
-    )
+        return make_plan_row((request.lane, request.number, tokens, start, sampling, False))
+    last = (request.tokens[-1],)
+    return make_plan_row((request.lane, request.number, last, start, request.sampling, False))
 
 
 # ---------------------------------------------------------------------------- suspects
@@ -172,6 +170,8 @@ def _choose_alone(state: State, model: ModelState, request: RequestState) -> Pla
 
 def _choose_prefill(state: State, model: ModelState) -> Plan | None:
     """Return the next prefill: one refused before, else of the class whose turn it is."""
+    if not (state.prefill_again or state.chunking or state.waiting_requests):
+        return None
     for request in _live(state, state.prefill_again, model, is_prefilling):
         return _prefill_alone(state, model, request, request.lane)
     long_first = state.short_turns >= state.limits.short_turns_max
@@ -282,9 +282,10 @@ def _live(
 
     Why: a request that ended or moved on stays in the queue and is skipped, so that cancel is O(1).
     """
+    find, own = state.requests.get, model.number
     for number in queue:
-        request = state.requests.get(number)
-        if request is not None and request.model == model.number and fits(request):
+        request = find(number)
+        if request is not None and request.model == own and fits(request):
             yield request
 
 
@@ -300,7 +301,7 @@ def _rows_max(state: State, sizes: list[SubmodelFacts]) -> int:
     return min(state.limits.batch_rows_max, max((size.batch_max for size in sizes), default=0))
 
 
-def _together(requests: Iterator[RequestState], most: int) -> list[RequestState]:
+def _together(requests: Iterable[RequestState], most: int) -> list[RequestState]:
     """Return the first requests that may share a job; one that was refused before goes alone."""
     taken: list[RequestState] = []
     for request in requests:

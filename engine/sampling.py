@@ -144,4 +144,8 @@ class Sampling:
     @property
     def counts_output(self) -> bool:
         """Return whether the tokens generated so far change what is drawn."""
-        return self.counts_prompt or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )

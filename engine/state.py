@@ -13,7 +13,7 @@ import copy as copying
 from collections import deque
 from collections.abc import Callable, Hashable
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -28,7 +28,7 @@ from laneway.engine.ladder import Ladder
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.statemachines import MACHINES, entity_name
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import of_tuple
 
 DEVICE = 0
 """The engine drives one device; its entity is ``device/0``."""
@@ -94,8 +94,7 @@ class RequestState:
     canary that differed put in doubt (decision 15)."""
 
 
-@attrs.frozen(weakref_slot=False)
-class JobRow:
+class JobRow(NamedTuple):
     """One row of a job: lane, owner (request or run number), KV length before and after."""
 
     lane: int
@@ -104,8 +103,8 @@ class JobRow:
     to_tokens: int
 
 
-make_job_row = quick(JobRow)
-"""Make a row, as ``JobRow`` does."""
+make_job_row: Callable[[tuple[int, int, int, int]], JobRow] = of_tuple(JobRow)
+"""Make a row of its fields, as ``JobRow`` does."""
 
 
 @attrs.define
@@ -391,9 +390,10 @@ def state_of(state: State, machine: str, number: int) -> str:
     """
     if machine == "device":
         return state.device.state
-    entity = entities_of(state, machine).get(number)
-    if entity is not None:
-        return str(entity.state)
+    known = entities_of(state, machine)
+    if number in known:
+        found: str = known[number].state
+        return found
     if machine in ("lane", "buffer"):
         raise IllegalTransitionError(machine, "absent", "any", entity_name(machine, number))
     return MACHINES[machine].initial
@@ -444,15 +444,13 @@ def known_tokens(request: RequestState, start: int, end: int) -> tuple[int, ...]
     return (*prompt[start:], *own)
 
 
-def is_end_token(state: State, request: RequestState, token: int) -> bool:
+def is_end_token(facts: ArtifactValidated, request: RequestState, token: int) -> bool:
     """Return whether a sampled token ends the request and is not itself part of the answer.
 
-    Why min_tokens is not asked: until then these tokens are masked and cannot be sampled.
+    ``facts``: those of the request's model. Why min_tokens is not asked: until then these tokens
+    are masked and cannot be sampled.
     """
-    if token in request.stop_token_ids:
-        return True
-    facts = state.models[request.model].facts
-    return not request.ignore_eos and facts is not None and token in facts.end_tokens
+    return token in request.stop_token_ids or (not request.ignore_eos and token in facts.end_tokens)
 
 
 def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
@@ -466,5 +464,5 @@ def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
 def kv_operation(verb: str, lane: LaneState) -> KvOperation:
     """Return the device operation that ``verb`` means for the lane's present reservation."""
     return make_kv_operation(
-        verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0
+        (verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0)
     )

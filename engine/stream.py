@@ -7,13 +7,13 @@ slow reader costs bounded memory and never blocks the engine.
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from laneway.engine.effects import Conclude
 from laneway.engine.errors import (
     DeadlineExpiredError,
     EngineClosedError,
+    InternalError,
     LanewayError,
     RequestCancelledError,
     RequestError,
@@ -45,7 +45,6 @@ class Stream:
         from_position: int = 0,
     ) -> None:
         self.request = request
-        self._from_position = from_position
         self.client_id = client_id
         self._prompt = prompt
         self.has_text = has_text
@@ -54,7 +53,12 @@ class Stream:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._sleeping = 0
-        self._unread: deque[Delta] = deque()
+        self._read = from_position
+        """How many of its tokens were read, or passed over."""
+
+        self._rest = ""
+        """Text that was held back for a stop string and came with the ending, until it is read."""
+
         self._tokens: list[int] = []
         self._logprobs: list[tuple[tuple[int, float], ...]] = []
         self._text: list[str] = []
@@ -89,11 +93,11 @@ class Stream:
     def __iter__(self) -> Iterator[Delta]:
         """Yield deltas until the ending."""
         while True:
-            while self._drive is not None and not self._unread and not self._over():
+            while self._drive is not None and not self._has_more() and not self._over():
                 self._drive()
             with self._changed:
-                self._sleep_until(lambda: bool(self._unread) or self._over(), None)
-                delta = self._unread.popleft() if self._unread else None
+                self._sleep_until(lambda: self._has_more() or self._over(), None)
+                delta = self._next_delta()
             if delta is None:
                 self._finish_reading()
                 return
@@ -103,12 +107,12 @@ class Stream:
         """Yield deltas until the ending, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         while True:
-            if self._drive is not None and not self._unread and not self._over():
+            if self._drive is not None and not self._has_more() and not self._over():
                 self._drive()
                 await asyncio.sleep(0)
                 continue
             with self._changed:
-                delta = self._unread.popleft() if self._unread else None
+                delta = self._next_delta()
                 over = self._over()
                 arrival = loop.create_future() if delta is None and not over else None
                 if arrival is not None:
@@ -120,6 +124,26 @@ class Stream:
             else:
                 self._finish_reading()
                 return
+
+    def _has_more(self) -> bool:
+        return self._read < len(self._tokens) or bool(self._rest)
+
+    def _next_delta(self) -> Delta | None:
+        """Return the next delta, made now: what nobody reads costs the engine thread nothing."""
+        position = self._read
+        if position < len(self._tokens):
+            self._read = position + 1
+            logprobs = self._logprobs[position] if self._logprobs else ()
+            return Delta(
+                position=position,
+                token=self._tokens[position],
+                text=self._text[position],
+                logprobs=logprobs,
+            )
+        if self._rest:
+            rest, self._rest = self._rest, ""
+            return Delta(position=len(self._tokens), token=None, text=rest)
+        return None
 
     def _sleep_until(self, done: Callable[[], bool], timeout_s: float | None) -> bool:
         """Wait under the lock; return whether it is done. Those who sleep are counted.
@@ -146,21 +170,22 @@ class Stream:
     # ------------------------------------------------------------ the engine's side
 
     def deliver(
-        self,
-        position: int,
-        token: int,
-        text: str,
-        logprobs: tuple[tuple[int, float], ...] = (),
+        self, position: int, token: int, text: str, logprobs: tuple[tuple[int, float], ...] = ()
     ) -> None:
-        """Add one durable token (engine thread)."""
-        delta = Delta(position=position, token=token, text=text, logprobs=logprobs)
+        """Add the next durable token (engine thread).
+
+        Raises: InternalError for one that was told before, or that skips another.
+        """
         with self._lock:
-            self._tokens.append(token)
+            if position != len(self._tokens):
+                raise InternalError(
+                    f"request/{self.request}: token {position} was to be told after"
+                    f" {len(self._tokens)}"
+                )
+            self._text.append(text)
             if logprobs:
                 self._logprobs.append(logprobs)
-            self._text.append(text)
-            if position >= self._from_position:
-                self._unread.append(delta)
+            self._tokens.append(token)
             if self._sleeping or self._waiters:
                 self._tell()
 
@@ -175,22 +200,20 @@ class Stream:
             drive=self._drive,
             from_position=from_position,
         )
-        logprobs = self._logprobs or [()] * len(self._tokens)
-        for position, token in enumerate(self._tokens):
-            other.deliver(position, token, self._text[position], logprobs[position])
+        with self._lock:
+            other._tokens, other._text = self._tokens.copy(), self._text.copy()
+            other._logprobs = self._logprobs.copy()
         return other
 
     def conclude(self, ending: Conclude, text: str) -> None:
         """Add what text was held back, and the ending (engine thread)."""
         with self._changed:
-            if text:
-                self._text.append(text)
-                self._unread.append(Delta(position=len(self._tokens), token=None, text=text))
+            self._rest = text
             self._result = Result(
                 request=self.request,
                 tokens=tuple(self._tokens),
                 prompt=self._prompt,
-                text="".join(self._text) if self.has_text else None,
+                text="".join(self._text) + text if self.has_text else None,
                 finish_reason=ending.finish_reason,
                 usage=Usage(
                     prompt_tokens=ending.prompt_tokens,

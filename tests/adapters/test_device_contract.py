@@ -457,7 +457,7 @@ def test_a_kv_list_fails_as_a_whole_and_nothing_is_submitted(driven: DrivenDevic
         good,
         operations=(
             good.operations[0],
-            attrs.evolve(good.operations[1], from_tokens=5, to_tokens=6),
+            good.operations[1]._replace(from_tokens=5, to_tokens=6),
         ),
     )
     seen = len(driven.posted)

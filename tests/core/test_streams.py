@@ -177,7 +177,7 @@ def test_an_unread_stream_is_bounded_by_its_own_tokens_and_blocks_nobody() -> No
     read = rig.submit([3, 4], max_tokens=30, ignore_eos=True)
     assert len(read.result().tokens) == 30
     rig.run()
-    assert len(unread._unread) == 30
+    assert len(unread._tokens) == 30
     assert [d.token for d in unread] == list(unread.result().tokens)
     rig.close()
 

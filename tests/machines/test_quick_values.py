@@ -28,7 +28,7 @@ def test_a_quick_value_is_one_of_the_class_and_equal_and_frozen() -> None:
 
 
 def test_the_order_of_fields_is_that_of_the_class() -> None:
-    assert make_kv_operation("COMMIT", 3, 4, 5, 6) == KvOperation(
+    assert make_kv_operation(("COMMIT", 3, 4, 5, 6)) == KvOperation(
         verb="COMMIT", lane=3, from_tokens=4, to_tokens=5, transaction=6
     )
 
