@@ -1,7 +1,8 @@
 """Open a device of any npurt library by path: ``npurt:/path/lib.so?key=value&…``.
 
 Keys: ``index`` (which device of the library), ``chips`` (mask, 0 for all present), ``exclusive``
-(0 or 1) and ``config`` (a file with the library's own lines of ``key = value``).
+(0 or 1), ``config`` (a file with the library's own lines of ``key = value``) and ``samplers`` (how
+many threads share the rows of a job that is done).
 
 Source: R1.1.
 """
@@ -9,12 +10,13 @@ Source: R1.1.
 from laneway.adapters.device import NpurtDevice, open_calls
 from laneway.adapters.files import read_named_text
 from laneway.adapters.library import open_library
+from laneway.adapters.sampling_threads import THREADS_MAX
 from laneway.adapters.simulated import SimulatorControls
-from laneway.adapters.urls import parse_rest
+from laneway.adapters.urls import parse_rest, read_number
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine.errors import ConfigurationError
 
-KEYS = ("index", "chips", "exclusive", "config")
+KEYS = ("index", "chips", "exclusive", "config", "samplers")
 CONFIG_BYTES_MAX = 1 << 20
 
 
@@ -32,13 +34,16 @@ def open_device(
     path, values = parse_rest(rest, known=KEYS, scheme="npurt")
     if path and library is not None and path != library:
         raise ConfigurationError(f"npurt: two libraries are named, {path} and {library}")
-    index = _number(values, "index", most=255)
+    index = read_number(values, "index", default=0, most=255, scheme="npurt")
+    chips = read_number(values, "chips", default=0, most=255, scheme="npurt")
+    alone = read_number(values, "exclusive", default=0, most=1, scheme="npurt")
+    samplers = read_number(values, "samplers", default=1, least=1, most=THREADS_MAX, scheme="npurt")
     calls = open_calls(
         open_library(path or library),
         config=_read_config(values.get("config")),
         index=index,
-        chip_mask=_number(values, "chips", most=255),
-        exclusive=exclusive or bool(_number(values, "exclusive", most=1)),
+        chip_mask=chips,
+        exclusive=exclusive or bool(alone),
     )
     controls = SimulatorControls(calls) if calls.library.simulates else None
     try:
@@ -49,21 +54,11 @@ def open_device(
             simulator=controls,
             stepped=controls is not None and controls.stepped,
             options=options,
+            samplers=samplers,
         )
     except BaseException:
         calls.attempt("npurt_device_close")
         raise
-
-
-def _number(values: dict[str, str], key: str, *, most: int) -> int:
-    text = values.get(key, "0")
-    try:
-        number = int(text, 0)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= most:
-        raise ConfigurationError(f"npurt: option {key}={text}: 0 to {most} is wanted")
-    return number
 
 
 def _read_config(path: str | None) -> str:

@@ -102,7 +102,8 @@ class NpurtDevice:
     time moves only in ``advance``. ``virtual``: it is meant to be stepped by an engine without
     threads. ``scale``: device seconds per second, where time runs by itself. ``proven``: what a
     simulator carries records of. ``whole_jobs``: ``advance`` goes from one end of a job to the next
-    and stops at no event between that nobody could see.
+    and stops at no event between that nobody could see. ``samplers``: threads that share the rows
+    of a job that is done.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class NpurtDevice:
         graveyard: Graveyard | None = None,
         proven: tuple[str, ...] = (),
         whole_jobs: bool = False,
+        samplers: int = 1,
     ) -> None:
         self.calls = calls
         self._index = index
@@ -128,6 +130,7 @@ class NpurtDevice:
         self.stepped = stepped and simulator is not None
         self.virtual = virtual
         self._whole_jobs = whole_jobs
+        self._samplers = samplers
         self._slice_ns = max(1, int(SLICE_NS * scale))
         self._options = options if options is not None else ArtifactOptions()
         self._own_clock = (
@@ -182,7 +185,11 @@ class NpurtDevice:
         self._tell_buried()
         chips = self._described.chip_indices
         self._waiting = Waiting(
-            self.calls, self._clock, chips=chips, post=post, stepped=self.stepped
+            *(self.calls, self._clock),
+            chips=chips,
+            post=post,
+            stepped=self.stepped,
+            samplers=self._samplers,
         )
         self._commands = Commands(
             *(self.calls, self._clock, self._waiting, self._models, self.graveyard),
@@ -329,6 +336,8 @@ class NpurtDevice:
         if self._wait_thread is not None:
             self._wait_thread.join(STOP_TIMEOUT_S)
             late += ["wait"] if self._wait_thread.is_alive() else []
+        if self._post is not None:
+            self._waiting.close()
         if late:
             LOG.warning("%s: threads still inside a device call: %s", self.url, ", ".join(late))
         if self.calls.closed:

@@ -11,26 +11,28 @@ from numpy.typing import NDArray
 
 from laneway.adapters.buffers import Buffer
 from laneway.adapters.loaded import LoadedModel
+from laneway.adapters.sampling_threads import SamplingThreads
 from laneway.adapters.trials import EQUAL, judge_row
 from laneway.engine.bf16 import ROW_OK, ROW_PARAMETERS
 from laneway.engine.effects import SubmitJob, SubmitRow
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import NO_TOKEN, RowResult, make_row_result
-from laneway.engine.logits import sample_rows
 from laneway.engine.logprobs import Logprobs, allocate_logprobs
-from laneway.engine.sampling_arrays import SamplerScratch, SamplingArrays
+from laneway.engine.sampling_arrays import SamplingArrays
 
 
 class Results:
-    """Postprocessing for one thread, with working memory by vocabulary size.
+    """Postprocessing for one caller at a time, with working memory by vocabulary size.
 
     ``exact``: the device gives the same bits for the same tokens wherever they run, so a canary is
-    also held against the bits of the golden run of its load (E25).
+    also held against the bits of the golden run of its load (E25). ``samplers``: threads that share
+    the rows of a job; tokens are the same for any number (K5).
     """
 
-    def __init__(self, *, exact: bool = False) -> None:
+    def __init__(self, *, exact: bool = False, samplers: int = 1) -> None:
         self._exact = exact
-        self._scratch: dict[int, SamplerScratch] = {}
+        self._samplers = samplers
+        self._sampling: dict[int, SamplingThreads] = {}
 
     def read(self, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
         """Sample or judge every row of a job whose output is valid, in the order of the job.
@@ -41,11 +43,12 @@ class Results:
         count = len(rows)
         logits = read_logits(buffer, model.vocabulary)[:count]
         tokens, status = np.empty(count, np.int32), np.empty(count, np.int8)
-        scratch = self._scratch.get(model.vocabulary)
-        if scratch is None:
-            scratch = self._scratch[model.vocabulary] = SamplerScratch.allocate(model.vocabulary)
+        sampling = self._sampling.get(model.vocabulary)
+        if sampling is None:
+            sampling = SamplingThreads(model.vocabulary, self._samplers)
+            self._sampling[model.vocabulary] = sampling
         logprobs = _room_for_logprobs(effect.rows, count)
-        sample_rows(logits, _wanted(rows), scratch, tokens, status, logprobs)
+        sampling.sample(logits, _wanted(rows), tokens, status, logprobs)
         digests = buffer.output("kv_digest")
         results = []
         for index, row in enumerate(rows):
@@ -69,6 +72,12 @@ class Results:
                 )
             )
         return tuple(results)
+
+    def close(self) -> None:
+        """End the threads; idempotent."""
+        for sampling in self._sampling.values():
+            sampling.close()
+        self._sampling.clear()
 
 
 def read_logits(buffer: Buffer, vocabulary: int) -> NDArray[np.uint16]:

@@ -13,6 +13,8 @@ from laneway.engine.logits import sample_rows
 from laneway.engine.logprobs import Logprobs
 from laneway.engine.sampling_arrays import SamplerScratch, SamplingArrays
 
+THREADS_MAX = 64
+
 
 class SamplingThreads:
     """A number of threads, the caller's among them; used by one caller at a time."""

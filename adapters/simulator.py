@@ -10,12 +10,14 @@ transfer to the device with the other's compute, 3 (default) all three phases. `
 the board answer for its capabilities like another runtime: a file, or the name of one shipped here.
 ``reset1=`` … ``reset4=`` say what a reset level does, ``reset1_claims=`` … what it claims to do.
 ``records=none`` leaves out the records of verification that the simulator carries without a persona
-(conformance.py).
+(conformance.py). ``samplers=`` is how many threads share the rows of a job that is done.
 
 Source: native/npurt_sim.h.
 """
 
 from pathlib import Path
+
+import attrs
 
 from laneway.adapters.arena import Graveyard
 from laneway.adapters.binding import Library
@@ -23,8 +25,9 @@ from laneway.adapters.conformance import PROOFS
 from laneway.adapters.device import NpurtDevice, open_calls
 from laneway.adapters.files import is_file, read_named_text
 from laneway.adapters.library import open_library
+from laneway.adapters.sampling_threads import THREADS_MAX
 from laneway.adapters.simulated import SimulatorControls
-from laneway.adapters.urls import parse_rest
+from laneway.adapters.urls import parse_rest, read_number
 from laneway.adapters.validating import ArtifactOptions
 from laneway.engine.errors import CapabilityError, ConfigurationError
 
@@ -38,7 +41,7 @@ BOARD_KEYS = (
     *("board", "cancel"),
     *(f"reset{level}{claims}" for level in range(1, 5) for claims in ("", "_claims")),
 )
-KEYS = (*BOARD_KEYS, "faults", "records")
+KEYS = (*BOARD_KEYS, "faults", "records", "samplers")
 
 
 def open_device(
@@ -67,11 +70,12 @@ def open_device(
     if "persona" in values:
         values["persona"] = _find_persona(values["persona"])
     proven = _read_proven(values)
+    samplers = read_number(values, "samplers", default=1, least=1, most=THREADS_MAX, scheme="sim")
+    values.pop("samplers", None)
     opened = _need_simulator(open_library(library))
     config = "\n".join(f"{key} = {value}" for key, value in {"profile": profile, **values}.items())
     calls = open_calls(opened, config=config, exclusive=exclusive)
     controls = SimulatorControls(calls)
-    chosen = options if options is not None else ArtifactOptions()
     try:
         controls.set_faults(plan)
         return NpurtDevice(
@@ -81,10 +85,11 @@ def open_device(
             stepped=clock != "real",
             virtual=clock == "virtual",
             scale=float(values.get("scale", "1")),
-            options=_without_golden(chosen) if profile == "null" else chosen,
+            options=_without_golden(options or ArtifactOptions()) if profile == "null" else options,
             graveyard=graveyard,
             proven=proven,
             whole_jobs=whole_jobs,
+            samplers=samplers,
         )
     except BaseException:
         calls.attempt("npurt_device_close")
@@ -126,9 +131,4 @@ def _need_simulator(library: Library) -> Library:
 
 def _without_golden(options: ArtifactOptions) -> ArtifactOptions:
     """Why: the profile computes nothing, so its numbers cannot be held against golden ones."""
-    return ArtifactOptions(
-        model_root=options.model_root,
-        golden_decode_steps=options.golden_decode_steps,
-        warmup_decode_steps=options.warmup_decode_steps,
-        compare_golden=False,
-    )
+    return attrs.evolve(options, compare_golden=False)

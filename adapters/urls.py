@@ -39,5 +39,22 @@ def parse_rest(rest: str, *, known: Sequence[str], scheme: str) -> tuple[str, di
     return unquote(place), values
 
 
+def read_number(
+    values: dict[str, str], key: str, *, default: int, least: int = 0, most: int, scheme: str
+) -> int:
+    """Return an option that is a number, decimal or 0x…, or its default.
+
+    Raises: ConfigurationError for what is none, or out of range.
+    """
+    text = values.get(key, str(default))
+    try:
+        number = int(text, 0)
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise ConfigurationError(f"{scheme}: option {key}={text}: {least} to {most} is wanted")
+    return number
+
+
 def _list(known: Sequence[str]) -> str:
     return ", ".join(known)

@@ -100,13 +100,14 @@ class Waiting:
         chips: tuple[int, ...],
         post: Callable[[Input], None],
         stepped: bool = False,
+        samplers: int = 1,
     ) -> None:
         self._calls = calls
         self._stepped = stepped
         self._clock = clock
         self._chips = chips
         self._post = post
-        self._results = Results(exact=calls.library.simulates)
+        self._results = Results(exact=calls.library.simulates, samplers=samplers)
         self._flights: dict[int, Flight] = {}
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -118,6 +119,10 @@ class Waiting:
     def missed_count(self) -> int:
         """How many results a poll found that no wait had told of."""
         return self._missed
+
+    def close(self) -> None:
+        """End the threads that sample, once nobody collects any more; idempotent."""
+        self._results.close()
 
     def track(self, flight: Flight) -> None:
         """Wait for a ticket from now on; its acceptance was posted before."""

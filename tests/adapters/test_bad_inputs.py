@@ -210,6 +210,7 @@ COMMANDS: list[tuple[str, int, str]] = [
     ),
     ("run a --device sim:?faults=nowhere", USAGE, "sim: faults=nowhere cannot be read: …"),
     ("run a --device npurt:?index=x", USAGE, "npurt: option index=x: 0 to 255 is wanted"),
+    ("run a --device sim:?samplers=0", USAGE, "sim: option samplers=0: 1 to 64 is wanted"),
     ("run a --device npurt:?chips=256", USAGE, "npurt: option chips=256: 0 to 255 is wanted"),
     ("run a --device npurt:?config=nowhere", USAGE, "npurt: config=nowhere cannot be read: …"),
     (

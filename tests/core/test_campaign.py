@@ -31,6 +31,14 @@ def test_some_schedules_of_any_faults() -> None:
     assert tally.schedules == 40 and tally.resets and tally.finished
 
 
+def test_a_request_refused_in_the_step_in_which_a_reset_is_due() -> None:
+    """The ladder takes its rung with whatever input comes first; that is not the request's doing.
+
+    Seed 1257 has one at step 89.
+    """
+    campaign([1257])
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_single_fault_of_each_kind(kind: Kind) -> None:
     """A device that is not gone by design serves again, and innocents get their answers."""

@@ -3,12 +3,13 @@
 Expected values come from the model's folder alone: every position computed anew, the slow sampler.
 """
 
+import threading
 from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
-from support.asking import Ask, Outcome, answer_alone, outcomes
+from support.asking import Ask, Outcome, answer_alone, outcomes, pack_with_end_tokens
 from support.native_board import VOCAB
 from support.real_engine import RealEngine
 from support.slow_sampler import logprobs as slow_logprobs
@@ -17,6 +18,7 @@ from support.synchronous import Arrival
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import recompute
 from laneway.engine import Request, Sampling
+from laneway.engine.inputs import Completed
 
 PROMPT = (17, 301, 44, 17)
 BIAS = {5: 30.0, 6: 28.0}
@@ -57,6 +59,20 @@ def test_answers_do_not_depend_on_neighbours_or_order(
     real = RealEngine(calbin)
     real.run([Arrival(2 * number, ask) for number, ask in enumerate(asks)])
     assert outcomes(real.results()) == (alone[::-1] if backwards else alone)
+    real.close()
+
+
+def test_answers_do_not_depend_on_how_many_threads_sample(
+    tmp_path: Path, alone: list[Outcome]
+) -> None:
+    """K5 in service: three threads share the rows of a batch (samplers=3)."""
+    calbin = pack_with_end_tokens(tmp_path, batch=(1, 8), lanes=8)
+    real = RealEngine(calbin, url="sim:tiny?clock=virtual&samplers=3", together=True)
+    real.run([Arrival(0, ask) for ask in ASKS])
+    assert outcomes(real.results()) == alone
+    done = [step.taken for step in real.steps() if isinstance(step.taken, Completed)]
+    assert max(len(one.rows) for one in done) > 3, "there was never a row for each thread"
+    assert any(one.name.startswith("sampling") for one in threading.enumerate())
     real.close()
 
 
