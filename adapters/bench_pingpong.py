@@ -7,8 +7,8 @@ which no job computes (``exec`` of the device's own instants), for one job in fl
 what two of them may remove at most follows from the durations of the phases alone.
 
 T5. The same board without host time: tokens a second against what the cost model allows at full
-lanes. And on the running clock, with the real engine, sampler and journal: which share of a tick is
-not the device's, at 10 ms a job.
+lanes. And on the running clock, with the real engine, sampler (as K2 asks it) and journal: which
+share of a tick is not the device's, at 10 ms a job.
 """
 
 import statistics
@@ -23,7 +23,7 @@ import attrs
 from laneway.adapters.bench_board import LANES, calbin, open_npurt
 from laneway.adapters.device import NpurtDevice
 from laneway.adapters.measuring import Figure, absolute
-from laneway.engine import Engine, Limits, Request
+from laneway.engine import Engine, Limits, Request, Sampling
 from laneway.engine.inputs import Completed, Input, JobTimes
 from laneway.journal import open_journal
 
@@ -32,6 +32,7 @@ ROWS = 16
 EXEC_NS, TRANSFER_NS = 10 * MS, 50_000
 TOKENS = 48
 BOARD = f"sim:cost?decode={EXEC_NS}ns/0ns/0ns&h2d={TRANSFER_NS}ns&d2h={TRANSFER_NS}ns"
+SAMPLING = Sampling(temperature=0.7, top_k=20, top_p=0.95)
 T4_LEAST, T5_LEAST, T5_HOST_MOST = 80.0, 0.95, 10.0
 
 
@@ -99,7 +100,9 @@ def decode_times(
         with Engine(device=device, journal=journal, limits=limits) as engine:
             engine.load("m", str(folder))
             steps = engine.subscribe(steps_max=1 << 20)
-            asks = Request(model="m", prompt=(1, 2, 3), max_tokens=tokens, ignore_eos=True)
+            asks = Request(
+                model="m", prompt=(1, 2, 3), max_tokens=tokens, ignore_eos=True, sampling=SAMPLING
+            )
             streams = [engine.submit(asks) for _ in range(requests)]
             for stream in streams:
                 stream.result().raise_for_error()
