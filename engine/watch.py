@@ -31,6 +31,9 @@ PLANNING = frozenset(
 )
 """What may follow from any input at all: the next job."""
 
+DUE = frozenset({("device", "reset"), ("device", "escalate"), ("device", "lose")})
+"""What a suspect device waits for comes with the first input after its time, whichever that is."""
+
 
 @attrs.define
 class _Flight:
@@ -117,7 +120,7 @@ class Watch:
             if taken.epoch not in (0, self._last.get("epoch")) and moved - PLANNING:
                 said = f"a fault of another epoch, yet {sorted(moved - PLANNING)}"
                 raise InvariantError("I5", f"step {step.step}: {said}")
-        elif ("request", "reject") in moved:
+        elif ("request", "reject") in moved and not (self._device == "suspect" and moved & DUE):
             more = sorted(moved - PLANNING - {("request", "reject")})
             if more:
                 said = f"step {step.step}: a refused request also moves {more}"

@@ -45,6 +45,14 @@ WISHES = tuple(
 )
 LATE = Wish(prompt=(9, 9, 9), max_tokens=3, sampling=_SAMPLINGS[0])
 _AT_A_LOAD = ("configure", "release")
+_MAY_END = {
+    "wedged": "row 16: a device that is gone",
+    "device_lost": "row 16: a device that is gone",
+    "owner_change": "row 22: another process keeps the board",
+    "version_mismatch": "row 26: another firmware is another device",
+    "reset_ok_but_dead": "row 16: a device that is gone after a reset",
+}
+"""Kinds that may end the device alone, and why; so does what no reset ends (``release=never``)."""
 
 
 @attrs.frozen
@@ -68,6 +76,11 @@ class BoardSchedule:
 
     reload_at: int | None
     """The arrival before which the model is unloaded and loaded again."""
+
+    @property
+    def may_end(self) -> bool:
+        """Return whether one fault of the plan may end the device by design."""
+        return "release=never" in self.plan or not _MAY_END.keys().isdisjoint(self.kinds)
 
 
 def draw(
@@ -138,7 +151,8 @@ def _play(run: MachineRun, schedule: BoardSchedule, limits: Limits) -> Outcome:
     run.settle()
     if not run.lost:
         device = _prove_service(run)
-    made = Outcome(hits=hits or schedule.kinds, device=device, whole=schedule.reload_at is None)
+    whole = schedule.reload_at is None and not schedule.may_end
+    made = Outcome(hits=hits or schedule.kinds, device=device, whole=whole)
     streams = [one.stream for one in run.asked]
     impatient = {one.stream.request for one in run.asked if not one.patient}
     run.close()
