@@ -150,7 +150,7 @@ def _play(run: MachineRun, schedule: BoardSchedule, limits: Limits) -> Outcome:
     run.set_faults("")
     run.settle()
     if not run.lost:
-        device = _prove_service(run)
+        device = _prove_service(run, schedule)
     whole = schedule.reload_at is None and not schedule.may_end
     made = Outcome(hits=hits or schedule.kinds, device=device, whole=whole)
     streams = [one.stream for one in run.asked]
@@ -175,8 +175,11 @@ def _struck(trace: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(kinds[number] for number in sorted(set(map(int, fired))))
 
 
-def _prove_service(run: MachineRun) -> str:
-    """A device that is not lost serves again, with nothing held back; return its state."""
+def _prove_service(run: MachineRun, schedule: BoardSchedule) -> str:
+    """A device that is not lost serves again, with nothing held back; return its state.
+
+    One that is gone may not have been asked for anything since.
+    """
     state = run.state
     assert state.device.state in ("serving", "degraded"), state.device
     assert state.ladder.recovery is None and state.ladder.breaker == "closed"
@@ -190,6 +193,8 @@ def _prove_service(run: MachineRun) -> str:
     error = late.result().error
     if isinstance(error, RequestRejectedError) and error.reason == "unknown_model":
         assert {model.state for model in state.models.values()} == {"failed"}
+    elif run.lost:
+        assert schedule.may_end, state.device
     else:
         assert error is None, f"the device is {state.device.state}, yet {late.result()}"
     return state.device.state
