@@ -18,6 +18,7 @@ from laneway.engine.capability import can_cancel
 from laneway.engine.draft import Draft
 from laneway.engine.effects import CancelJob, ProbeHealth
 from laneway.engine.ending import fail
+from laneway.engine.guilt import is_blamed, oldest_in_flight
 from laneway.engine.inputs import (
     CancelTold,
     DeviceFaulted,
@@ -72,7 +73,8 @@ def fault(draft: Draft, taken: DeviceFaulted) -> None:
         reason = f"job/{job.number}: {reason}"
         repeated = _is_repeated(state)
         unwritten = rung == QUARANTINE and taken.kv_effect == "none"
-        fault_job(draft, job, taken.kind, reason, unwritten=unwritten)
+        blamed = is_blamed(state, taken.kind)
+        fault_job(draft, job, taken.kind, reason, unwritten=unwritten, blamed=blamed)
         if rung == QUARANTINE and repeated:
             cause, rung = "second exception in its window (row 6)", CCU
         if rung == QUARANTINE:
@@ -97,13 +99,19 @@ def _go_on_contained(draft: Draft, job: JobState, reason: str) -> None:
 
 
 def fault_job(
-    draft: Draft, job: JobState, kind: str, reason: str, *, unwritten: bool = False
+    draft: Draft,
+    job: JobState,
+    kind: str,
+    reason: str,
+    *,
+    unwritten: bool = False,
+    blamed: bool = True,
 ) -> None:
     """End a job that went wrong.
 
     Its buffer is quarantined (G1). Its lanes are unknown (G14), or rolled back where the device
     says for certain that they are ``unwritten``. Its requests are suspects, none guilty yet: each
-    is run again alone (G15).
+    is run again alone (G15); unless it is not ``blamed``.
     """
     generation = job.generation
     data = {"kind": kind, "reason": reason}
@@ -117,16 +125,20 @@ def fault_job(
     restrict_if_overlapped(draft, job, kind)
     if job.origin != "request":
         return
+    named = f"device_fault_{kind}" if blamed else "device_fault"
     for row in job.rows:
         request = draft.state.requests.get(row.owner)
         if request is not None:
-            suspend_request(draft, request, reason, suspect=True, kind=f"device_fault_{kind}")
+            suspend_request(draft, request, reason, suspect=blamed, kind=named)
         elif unwritten:
             evict_if_idle(draft, row.lane)
 
 
 def stall(draft: Draft, taken: JobStalled) -> None:
-    """Stop submissions at a suspected hang and probe; reset when it is confirmed (E16)."""
+    """Stop submissions at a suspected hang and probe; reset when it is confirmed (E16).
+
+    What is confirmed concerns the oldest job in flight: it holds up the others (9.3).
+    """
     job = draft.state.jobs.get(taken.job)
     if job is None or draft.state.device.state == "lost":
         return
@@ -138,13 +150,14 @@ def stall(draft: Draft, taken: JobStalled) -> None:
     if taken.stage == "suspect":
         draft.ask(ProbeHealth())
         return
-    if not job.recall_until_ns and _may_recall(draft.state, job):
+    hung = oldest_in_flight(draft.state, job)
+    if not hung.recall_until_ns and _may_recall(draft.state, hung):
         until_ns = draft.state.now_ns + draft.state.limits.recall_wait_ns
         data = {"reason": reason, "until_ns": until_ns}
-        draft.emit("job", job.number, "recall", generation=job.generation, data=data)
-        draft.ask(CancelJob(job=job.number, ticket=job.ticket))
-    elif draft.state.now_ns >= job.recall_until_ns:
-        _end_hung(draft, job, reason)
+        draft.emit("job", hung.number, "recall", generation=hung.generation, data=data)
+        draft.ask(CancelJob(job=hung.number, ticket=hung.ticket))
+    elif draft.state.now_ns >= hung.recall_until_ns:
+        _end_hung(draft, hung, reason)
 
 
 def _may_recall(state: State, job: JobState) -> bool:
@@ -156,7 +169,11 @@ def _may_recall(state: State, job: JobState) -> bool:
 
 
 def _end_hung(draft: Draft, job: JobState, reason: str) -> None:
-    fault_job(draft, job, "hang", reason)
+    """End a job that hangs, and what stands still behind it without being to blame."""
+    blamed = is_blamed(draft.state, "hang")
+    fault_job(draft, job, "hang", reason, blamed=blamed)
+    for other in [one for one in draft.state.jobs.values() if one.suspected]:
+        fault_job(draft, other, "hang", f"behind job/{job.number}: {reason}", blamed=False)
     begin(draft, "hang (row 8)", CCU, f"job/{job.number} hangs: {reason}")
 
 

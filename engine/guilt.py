@@ -1,8 +1,10 @@
 """Who is to blame for faults: a score by content, and the refusal of what failed twice (9.3, G15).
 
 Every request of a job that a fault names is accused; one that gets through alone afterwards is
-pardoned. A content that is accused again while a first accusation stands is poison: requests with
-the same prompt are refused for a while, so that no client can bring a device down over and over.
+pardoned. Of jobs that stand still the oldest is named, since it holds up the others; and once a
+reset is decided, only an exception of its own names a further one (``is_blamed``). A content that
+is accused again while a first accusation stands is poison: requests with the same prompt are
+refused for a while, so that no client can bring a device down over and over.
 """
 
 import hashlib
@@ -10,9 +12,33 @@ import struct
 
 from laneway.engine.ladder import Ladder
 from laneway.engine.limits import Limits
+from laneway.engine.state import JobState, State
+
+EXCEPTIONS = ("ccu", "dma")
+"""Kinds of fault that come with a record of the job that raised them."""
 
 POISON_SCORE = 2
 ACCUSED_MAX = 1024
+
+
+def is_blamed(state: State, kind: str) -> bool:
+    """Return whether the requests of a job that fails now are suspects, not innocent (9.3).
+
+    While a reset waits for what is in flight its cause is known: what else comes to no end, or to a
+    bad one, does so because of it.
+    """
+    recovery = state.ladder.recovery
+    is_decided = recovery is not None and not recovery.watching
+    return kind in EXCEPTIONS or state.device.state != "suspect" or not is_decided
+
+
+def oldest_in_flight(state: State, told: JobState) -> JobState:
+    """Return the job that is to blame when ``told`` stands still: the oldest that was handed over.
+
+    The hang rule speaks when the device has not moved at all, or of the oldest first (E16).
+    """
+    handed_over = (job for job in state.jobs.values() if job.state != "planned")
+    return next(handed_over, told)
 
 
 def content_of(prompt: tuple[int, ...]) -> str:

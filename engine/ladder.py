@@ -28,9 +28,10 @@ RUNG_OF_ADVICE = {1: CCU, 2: CONFIGURATION, 3: CONFIGURATION, 4: DEVICE, 100: PR
 GONE = ("wedged", "lost")
 """What health says of a device that no reset of this process brings back (row 16)."""
 
-CLASS_STALE, CLASS_GENERATION, CLASS_DEVICE = 0x02, 0x07, 0x08
+CLASS_STALE, CLASS_GENERATION, CLASS_DEVICE, CLASS_LIBRARY = 0x02, 0x07, 0x08, 0x0F
 CODE_STALE_EPOCH = 0x0201
 CODE_CANCEL_TOO_LATE = 0x0609
+CODE_CONFIG_LOST = 0x0702
 CODE_WEDGED, CODE_LOST = 0x0802, 0x0803
 
 
@@ -127,6 +128,15 @@ def pause_ns(ladder: Ladder, limits: Limits, rung: int, now_ns: int) -> int:
         return 0
     wait_ns = limits.device_reset_pause_ns << (len(used) - 1)
     return max(0, used[-1] + wait_ns - now_ns)
+
+
+def is_beyond_lanes(code: int) -> bool:
+    """Return whether a KV list failed because generation, epoch or device is gone (rows 15, 20).
+
+    No further try helps then, nor is any lane more in doubt than the others.
+    """
+    gone = (CLASS_STALE, CLASS_DEVICE, CLASS_LIBRARY)
+    return code == CODE_CONFIG_LOST or code >> 8 in gone
 
 
 def first_rung(kind: str, code: int, *, quiescent: bool, kv_effect: str) -> tuple[str, int]:

@@ -13,12 +13,12 @@ by bits. Other devices do not promise it; the ``resume`` event says that the req
 and from which token on.
 
 Guilt. Every request of the job that a fault names is a suspect, whatever the size of the batch;
-all others are innocent. A suspect is run once more, alone: its jobs have one row and nothing else
-is in flight, before anybody who was resumed with it. It runs beside others again after the first
-token that a decode job draws for it; then prefill and decode both went well. Suspected again, alone
-or later, it ends with an error. An innocent goes on once; the second time it ends with an error
-too, so that no chain of faults keeps a request running for ever. One that only waited for a lane
-has lost nothing and stays where it is.
+all others are innocent (guilt.py: whom a hang names). A suspect is run once more, alone: its jobs
+have one row and nothing else is in flight, before anybody who was resumed with it. It runs beside
+others again after the first token that a decode job draws for it; then prefill and decode both went
+well. Suspected again, alone or later, it ends with an error. An innocent goes on once; the second
+time it ends with an error too, so that no chain of faults keeps a request running for ever. One
+that only waited for a lane has lost nothing and stays where it is.
 
 A restart suspends every request (starting.py): the model each was bound to is gone. It goes on when
 a model is published under the name it was asked of, if that is the same artifact by its hash; if it

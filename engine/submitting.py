@@ -20,7 +20,7 @@ from laneway.engine.inputs import (
     SubmitRefused,
     SubmitWithdrawn,
 )
-from laneway.engine.ladder import CONFIGURATION, first_rung
+from laneway.engine.ladder import CONFIGURATION, first_rung, is_beyond_lanes
 from laneway.engine.loading import fail_load
 from laneway.engine.recovering import begin
 from laneway.engine.reserving import evict_if_idle, rollback, suspect
@@ -108,13 +108,20 @@ def refuse(draft: Draft, taken: SubmitRefused) -> None:
 
 
 def refuse_kv(draft: Draft, taken: KvApplyFailed) -> None:
-    """Answer a KV list that was not applied, without loop or abort (R2.3, R7.7; rows 19, 20)."""
+    """Answer a KV list that was not applied, without loop or abort (R2.3, R7.7; rows 19, 20).
+
+    Where the device says that all of it is gone, it is the ladder's business (rows 15, 22).
+    """
     state = draft.state
     job = state.jobs.get(taken.job) if taken.job is not None else None
     if job is not None and job.state == "planned":
         rollback(draft, job, applied=False)
         _drop_job(draft, job, taken.code, cause="kv")
         _fail_spent_owners(draft, job, "kv_apply", taken.reason)
+    if is_beyond_lanes(taken.code):
+        cause, rung = first_rung("call", taken.code, quiescent=True, kv_effect="none")
+        begin(draft, cause, rung, taken.reason, code=taken.code)
+        return
     doubtful: tuple[int, ...] = ()
     if taken.unknown:
         doubtful = taken.lanes or (taken.lane,)

@@ -6,11 +6,10 @@ invariant is checked after every step and every answer against a run alone. The 
 ``pytest -m soak -s tests/core/test_campaign.py``.
 """
 
-from functools import partial
-
 import pytest
-from support.campaign import Tally, campaign, draw, play, share
+from support.campaign import draw, play
 from support.campaign_faults import KINDS, Kind
+from support.tally import Tally, campaign, share
 
 SHARE_MIN = 0.95
 PIECE = 500
@@ -26,17 +25,9 @@ def check(tally: Tally) -> None:
 
 
 def test_some_schedules_of_any_faults() -> None:
-    tally = campaign(range(40))
+    tally = campaign(map(draw, range(40)), play)
     check(tally)
     assert tally.schedules == 40 and tally.resets and tally.finished
-
-
-def test_a_request_refused_in_the_step_in_which_a_reset_is_due() -> None:
-    """The ladder takes its rung with whatever input comes first; that is not the request's doing.
-
-    Seed 1257 has one at step 89.
-    """
-    campaign([1257])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -60,6 +51,7 @@ def test_ten_thousand_schedules() -> None:
     for first in range(0, 10_000, PIECE):
         single = first % (3 * PIECE) == 0
         seeds = range(first, first + PIECE)
-        campaign(seeds, draw_one=partial(draw, faults_max=1 if single else 3), tally=tally)
+        drawn = (draw(seed, faults_max=1 if single else 3) for seed in seeds)
+        campaign(drawn, play, tally=tally)
         print("\n".join(tally.lines()), flush=True)
     check(tally)

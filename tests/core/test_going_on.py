@@ -11,7 +11,7 @@ import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fake_device import FakeDevice, answer, artifact
+from support.fake_device import FakeDevice, answer, artifact, healthy
 from support.memory_steps import ListJournal
 from support.recovery import Recovery, stand_in
 from support.rig import Rig, check_answer, check_replay
@@ -27,7 +27,7 @@ from laneway.engine import (
     Result,
     Stream,
 )
-from laneway.engine.inputs import ArtifactValidated
+from laneway.engine.inputs import ArtifactValidated, HealthProbed
 from laneway.engine.ports import Step
 
 Make = Callable[[int], ArtifactValidated]
@@ -288,6 +288,57 @@ def test_a_request_without_its_model_can_be_cancelled() -> None:
         result = stream.result()
         assert result.finish_reason == "cancelled"
         assert list(result.tokens) == script_answer(number)[: len(result.tokens)]
+    again.close()
+
+
+# ---------------------------------------------------------------------------- a lost device
+
+
+def lose(rig: Rig) -> None:
+    """Let the device of a rig be gone, so that a new process is asked for, and close."""
+    rig.interrupt(HealthProbed(health=attrs.evolve(healthy(0), state="wedged"), reason=""))
+    assert rig.state.device.state == "lost"
+    assert rig.events("device", "lose")[-1].data["rung"] == 7
+    rig.engine.close()
+
+
+def test_what_was_not_bound_to_a_lost_device_goes_on_in_the_next_process() -> None:
+    """Row 16, G21: those on the device were told; those that waited for a model go on, once."""
+    cut = begin()
+    cut.run_actions(25)
+    waited = sorted(cut.state.requests)
+    lost = resume(cut.steps, make=small_artifact, load=False, resets=True)
+    lose(lost)
+    assert sorted(lost.state.requests) == waited and not lost.events("request", "fail")
+    rig = resume(lost.steps, make=small_artifact)
+    streams = attach_all(rig)
+    assert sorted(streams) == waited
+    rig.run()
+    for number, stream in streams.items():
+        check_whole(stream, script_answer(number), TOKENS)
+    rig.check_idle()
+    rig.close()
+
+
+def test_what_a_lost_device_had_is_over_in_the_next_process() -> None:
+    """Row 16: told once, on the device or queued for it; a restart neither repeats nor forgets."""
+    rig = Rig(device=FakeDevice(artifact=small_artifact), resets=True)
+    for number in range(6):
+        rig.submit([number + 1, 2], seed=number, max_tokens=6, ignore_eos=True)
+    rig.run(until=lambda: sum(r.state == "decoding" for r in rig.state.requests.values()) == 2)
+    assert any(request.state == "waiting" for request in rig.state.requests.values())
+    lose(rig)
+    told = {one.stream.request: one.stream.result() for one in rig.streams}
+    assert all(isinstance(result.error, RequestLostError) for result in told.values())
+    again = resume(rig.steps, make=small_artifact)
+    assert not again.state.requests
+    again.run()
+    for number, result in told.items():
+        assert again.engine.attach(number).result().tokens == result.tokens
+    late = again.submit([8, 8], seed=3, ignore_eos=True)
+    again.run()
+    assert late.result().error is None
+    again.check_answers()
     again.close()
 
 

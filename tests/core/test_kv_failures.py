@@ -11,7 +11,7 @@ from support.schedules import Scheduled, Shape
 from support.script import begin, points, small_artifact
 
 from laneway.engine import Limits, ModelError, RequestLostError
-from laneway.engine.effects import ApplyKv, SubmitJob
+from laneway.engine.effects import ApplyKv, RunReset, SubmitJob
 from laneway.engine.inputs import KvApplyFailed
 from laneway.engine.limits import SECOND
 from laneway.statemachines import Event
@@ -74,6 +74,28 @@ def test_a_reserve_that_always_fails_ends_each_request_within_the_retries() -> N
     rig.run()
     assert again.result().error is None
     rig.close()
+
+
+@pytest.mark.parametrize("verb", ["RESERVE", "COMMIT", "RELEASE"])
+@pytest.mark.parametrize(
+    ("code", "levels"), [(0x0702, [2]), (0x0202, [2]), (0x0201, [0]), (0x0804, [4]), (0x0F01, [4])]
+)
+def test_a_list_that_finds_all_of_it_gone_is_answered_by_the_ladder(
+    verb: str, code: int, levels: list[int]
+) -> None:
+    """Rows 15, 20, 22: nobody is served on a configuration that is gone, and nobody pays for it."""
+    for wait in (0, 14, 30):
+        rig = Rig(device=FakeDevice(artifact=small_artifact), resets=True)
+        for number in range(5):
+            rig.submit([number + 1, 2], seed=number, max_tokens=5, ignore_eos=True)
+        rig.run_actions(wait)
+        rig.device.kv_faults = [KvFault(verb=verb, code=code)]
+        rig.run()
+        ran = [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
+        assert ran == levels and rig.state.device.state == "serving"
+        rig.check_answers()
+        rig.check_idle()
+        rig.close()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
 from support.script import PROMPTS, TOKENS, small_artifact
 
-from laneway.engine import Limits, RequestRejectedError, Stream
+from laneway.engine import Limits, Request, RequestRejectedError, Stream
 from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, RunReset, SubmitJob
 from laneway.engine.inputs import (
     Completed,
@@ -25,6 +25,7 @@ from laneway.engine.inputs import (
     HealthProbed,
     Input,
     JobStalled,
+    RequestSubmitted,
     ResetFinished,
 )
 
@@ -550,6 +551,22 @@ def test_a_drain_is_bounded() -> None:
     assert 30 * SECOND_NS <= waited_ns < 31 * SECOND_NS
     (reset,) = rig.events("device", "reset")
     assert [job for job, _ in reset.data["jobs"]] == [rig.device.executed_jobs[-1].job]
+    rig.device.holding = False
+    finish(rig)
+
+
+def test_a_reset_that_is_due_comes_with_whatever_comes_first() -> None:
+    """I12: a request that is refused at that moment has brought about nothing."""
+    rig = begin()
+    run_to_job(rig)
+    rig.device.holding = True
+    rig.interrupt(fault(rig, "device", STICKY))
+    rig.device.clock.advance(31 * SECOND_NS)
+    refused_one = rig.engine.submit(Request(model="absent", prompt=(1,)))
+    rig.run(until=lambda: bool(levels(rig)))
+    (due,) = [step for step in rig.steps if any(e.trigger == "reset" for e in step.events)]
+    assert isinstance(due.taken, RequestSubmitted) and due.taken.alias == "absent"
+    assert refused_one.result().error is not None
     rig.device.holding = False
     finish(rig)
 

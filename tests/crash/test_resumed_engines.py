@@ -29,7 +29,10 @@ from support.warm_parent import Ended, WarmParent
 
 from laneway.adapters.calbin import pack
 from laneway.engine.inputs import NO_TOKEN
+from laneway.engine.ladder import CCU, DEVICE
 from laneway.engine.ports import Step
+from laneway.journal import open_journal
+from laneway.journal.replay import fold
 
 pytestmark = [
     pytest.mark.slow,
@@ -43,7 +46,8 @@ BOARD = "sim:tiny?clock=virtual"
 class Script:
     """The life that nobody cut: what it is run on, how long it is, and each request's answer.
 
-    ``busy``: the steps after which requests are open.
+    ``busy``: the steps after which requests are open. ``first``: what the first life is run on, if
+    that is another device.
     """
 
     device: str
@@ -52,6 +56,7 @@ class Script:
     actions: int
     answers: dict[int, list[int]]
     busy: list[int]
+    first: str = ""
 
 
 def whole_life(parent: WarmParent, folder: Path, device: str, model: str) -> Script:
@@ -107,11 +112,11 @@ def run_lives(
     parent: WarmParent, script: Script, path: Path, cuts: Sequence[tuple[Any, ...]]
 ) -> list[Ended]:
     """Live once for each cut, and then on until nothing is cut any more; each is proven."""
-    on = {"device": script.device, "model": script.model}
     lives: list[Ended] = []
     before: list[Step] = []
     for number, cut in enumerate((*cuts, ("never",))):
-        ended = parent.live(path, *cut, **on, resume=number > 0)
+        device = script.device if number else script.first or script.device
+        ended = parent.live(path, *cut, device=device, model=script.model, resume=number > 0)
         check_lock_is_free(path)
         steps = read_whole(path)
         assert steps[: len(before)] == before, "what was durable stays"
@@ -231,6 +236,57 @@ def test_the_command_line_lets_them_go_on(
         assert not open_requests(steps)
         assert laneway("run", "--resume", "--journal", path, "--device", BOARD).done().out == ""
         check_numbers_rise(read_whole(path))
+
+
+@pytest.mark.parametrize(
+    ("fault", "rung", "kills"),
+    [
+        (
+            "ccu_exception on=exec task=decode nth=1 quiesce=n kv=unknown",
+            CCU,
+            [("before", "reset"), ("durable", "reset"), ("before", "recover"), ("before", "serve")],
+        ),
+        (
+            "sticky on=exec task=decode nth=1 release=reset4",
+            DEVICE,
+            [("durable", "reset"), ("durable", "recover")],
+        ),
+    ],
+)
+def test_killed_at_every_turn_of_a_reset(
+    fault: str,
+    rung: int,
+    kills: list[tuple[str, str]],
+    parent: WarmParent,
+    on_board: Script,
+    tmp_path: Path,
+) -> None:
+    """Before and after the attempt is counted, believed, proven: it counts, and all go on (E28)."""
+    (tmp_path / "plan").write_text(f"fault a kind={fault}\n")
+    script = attrs.evolve(on_board, first=f"{BOARD}&faults={tmp_path / 'plan'}")
+    whole_life(parent, tmp_path, script.first, script.model)
+    whole = read_whole(tmp_path / "whole.db")
+    turns = turns_of(whole)
+    assert list(turns) == ["reset", "recover", "serve"]
+    assert len(open_requests(whole[: turns["reset"]])) == 3
+    cuts = [[(how, turns[turn])] for how, turn in kills]
+    check_cuts(parent, script, tmp_path, cuts)
+    for number, kill in enumerate(kills):
+        with open_journal(tmp_path / f"{number}.db", read_only=True) as journal:
+            attempts = fold(journal).ladder.attempts
+        counted = kill != ("before", "reset")
+        expected = {rung: 1} if counted else {}
+        assert {one: len(times) for one, times in attempts.items()} == expected, f"E28: {kill}"
+
+
+def turns_of(steps: Iterable[Step]) -> dict[str, int]:
+    """Return the steps at which a reset was begun, believed and proven."""
+    return {
+        event.trigger: step.step
+        for step in steps
+        for event in step.events
+        if event.machine == "device" and event.trigger in ("reset", "recover", "serve")
+    }
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -2,8 +2,10 @@
 
 Rules are what clients, operators, time and the board may do next; the board fails by a plan drawn
 for the run. Every invariant is checked at every step, the board's own violations after every rule.
-At the end of each life every request was told once and its tokens are those of a run alone; at the
-end of the run the journal is proven. A lost device is followed by a fresh one on the same journal.
+Resets are allowed, up to two jobs of up to 16 rows are in flight. At the end of each life every
+request was told once and its tokens are those of a run alone (unless the plan may let a wrong one
+through that looks like any other); at the end of the run the journal is proven. A lost device is
+followed by a fresh one on the same journal.
 
 A failing run is printed as a program; its journal is kept, in a folder that the failure names.
 
@@ -41,6 +43,9 @@ LIVES_MAX = 3
 OPERATIONS_MAX = 3
 CHANGES_MAX = 2
 KEPT = Path(tempfile.gettempdir()) / f"laneway-failed-run-{os.getpid()}"
+
+SHAPES = (((1, 4), 1), ((1, 4), 4), ((1, 2, 4, 8, 16), 16), ((1, 16), 16))
+"""The batches of the artifact, and how many rows a job has at most."""
 
 PROMPTS: tuple[str | tuple[int, ...], ...] = (
     "a",
@@ -92,11 +97,19 @@ class EngineOnBoard(RuleBasedStateMachine):
         plan=plans(),
         loaded=st.sampled_from((True, True, True, False)),
         inflight=st.sampled_from((1, 2)),
-        rows=st.sampled_from((1, 4)),
+        shape=st.sampled_from(SHAPES),
         canary=st.sampled_from((0, 3, 10)),
     )
-    def begin(self, plan: str, loaded: bool, inflight: int, rows: int, canary: int) -> None:
+    def begin(
+        self,
+        plan: str,
+        loaded: bool,
+        inflight: int,
+        shape: tuple[tuple[int, ...], int],
+        canary: int,
+    ) -> None:
         """Open the engine, with or without its model, on a board with a fault plan."""
+        batches, rows = shape
         limits = Limits(
             inflight_jobs_max=inflight,
             batch_rows_max=rows,
@@ -104,7 +117,7 @@ class EngineOnBoard(RuleBasedStateMachine):
             canary_idle_ns=canary and 60 * SECOND,
             requalify_canaries=1,
         )
-        self.run = MachineRun(self.folder, plan=plan, limits=limits, load=loaded)
+        self.run = MachineRun(self.folder, plan=plan, limits=limits, load=loaded, batches=batches)
 
     # ------------------------------------------------------------------ clients
 
@@ -136,7 +149,7 @@ class EngineOnBoard(RuleBasedStateMachine):
         self.it.submit(wish, deadline_s=None if deadline_us is None else deadline_us / 1e6)
 
     @precondition(lambda self: bool(self.it.state.aliases))
-    @rule(usual=st.lists(st.integers(0, len(USUAL) - 1), min_size=2, max_size=10))
+    @rule(usual=st.lists(st.integers(0, len(USUAL) - 1), min_size=2, max_size=20))
     def submit_many(self, usual: list[int]) -> None:
         """Several clients ask at once, also for more than there are lanes."""
         for which in usual:

@@ -8,19 +8,16 @@ for a stated reason. The same seed is the same schedule.
 """
 
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import attrs
 from support.campaign_faults import KINDS, Kind, Trouble
 from support.fake_device import FakeDevice
 from support.rig import Rig
 from support.schedules import VERIFIED, wide
+from support.tally import Outcome, judge
 
 from laneway.engine import Limits, RequestRejectedError, Stream
-from laneway.engine.ladder import budget
-from laneway.engine.state import State
-from laneway.statemachines import Event
 
 ENDS = ("lost", "closed")
 ACTIONS_MAX = 20_000
@@ -52,29 +49,6 @@ class Schedule:
     faults: tuple[tuple[int, Kind], ...]
     close_at: int | None
     drain: bool
-
-
-@attrs.define
-class Outcome:
-    """What came of one schedule."""
-
-    schedule: Schedule
-    hits: tuple[str, ...]
-    """Kinds that did strike."""
-
-    device: str
-    accepted: int = 0
-    finished: int = 0
-    innocent: int = 0
-    """Accepted requests that no fault named and whose clients waited."""
-
-    innocent_finished: int = 0
-    lost: int = 0
-    differing: int = 0
-    resets: tuple[int, ...] = ()
-    """The rungs of the resets, in order."""
-
-    over_budget: int = 0
 
 
 def draw(seed: int, *, kinds: Iterable[Kind] = KINDS, faults_max: int = 3) -> Schedule:
@@ -204,143 +178,21 @@ class _Run:
         late = self.rig.submit((9, 9, 9), seed=5, max_tokens=3, ignore_eos=True)
         self.rig.run()
         error = late.result().error
-        if isinstance(error, RequestRejectedError) and error.reason == "no_such_model":
+        if isinstance(error, RequestRejectedError) and error.reason == "unknown_model":
             assert not state.aliases, "a model that failed to load is not served"
             return
         assert error is None, f"the device is {state.device.state}, yet {late.result()}"
 
     def judge(self) -> Outcome:
         """Close, and hold what came of it against what must."""
-        rig, state = self.rig, self.rig.state
-        device = state.device.state
+        rig = self.rig
+        device = rig.state.device.state
         rig.close(drain=True)
-        early = [one.stream for one in rig.streams if one.stream.result().error is not None]
-        early += [s for s in (one.stream for one in rig.streams) if s.request in self.impatient]
+        streams = [one.stream for one in rig.streams]
+        early = [one for one in streams if one.result().error is not None]
+        early += [one for one in streams if one.request in self.impatient]
         rig.check_answers(ended_early=early)
-        made = Outcome(schedule=self.schedule, hits=tuple(self.trouble.struck), device=device)
-        suspects = set(_numbers(rig.events("request", "suspend"), suspect=True))
-        suspects |= _refused_again(rig)
-        accepted = set(_numbers(rig.events("request", "admit")))
-        for one in rig.streams:
-            if one.stream.request not in accepted:
-                continue
-            result = one.stream.result()
-            good = result.finish_reason in ("stop", "length")
-            made.accepted += 1
-            made.finished += good
-            if one.stream.request not in suspects | self.impatient:
-                made.innocent += 1
-                made.innocent_finished += good
-        resets = rig.events("device", "reset")
-        made.resets = tuple(event.data["rung"] for event in resets)
-        made.over_budget = over_budget(rig, state)
-        return made
-
-
-def _numbers(events: Iterable[Event], **data: object) -> list[int]:
-    """Return the entities of the events whose data says so."""
-    return [
-        number
-        for event in events
-        if all(event.data.get(name) == value for name, value in data.items())
-        for number in event.entities
-    ]
-
-
-def _refused_again(rig: Rig) -> set[int]:
-    """Return the requests whose jobs were refused more often than a job is tried again (row 3)."""
-    owners = {
-        number: event.data["owners"]
-        for event in rig.events("job", "plan")
-        for number in event.entities
-    }
-    refused = Counter(
-        owner
-        for event in rig.events("job", "refuse")
-        for number in event.entities
-        for owner in owners[number]
-    )
-    return {owner for owner, times in refused.items() if times > 1}
-
-
-def over_budget(rig: Rig, state: State) -> int:
-    """Return how many resets went beyond a budget, counted from the steps alone (I10)."""
-    times: dict[int, list[int]] = {}
-    over = 0
-    for step in rig.steps:
-        for event in step.events:
-            if (event.machine, event.trigger) != ("device", "reset") or not event.data["level"]:
-                continue
-            rung = event.data["rung"]
-            allowed = budget(state.limits, rung)
-            before = times.setdefault(rung, [])
-            recent = [at for at in before if step.at_ns - at < allowed.window_ns]
-            over += len(recent) >= allowed.count
-            before.append(step.at_ns)
-    return over
-
-
-@attrs.define
-class Tally:
-    """Many outcomes in figures, by kind of fault where a schedule had one fault alone."""
-
-    schedules: int = 0
-    accepted: int = 0
-    finished: int = 0
-    over_budget: int = 0
-    lost_devices: int = 0
-    resets: Counter[int] = attrs.Factory(Counter)
-    shares: dict[str, tuple[int, int]] = attrs.Factory(dict)
-    """By kind: innocents that finished, and innocents."""
-
-    def add(self, made: Outcome) -> None:
-        """Count one outcome."""
-        self.schedules += 1
-        self.accepted += made.accepted
-        self.finished += made.finished
-        self.over_budget += made.over_budget
-        self.lost_devices += made.device == "lost"
-        self.resets.update(made.resets)
-        if len(made.hits) == 1 and made.schedule.close_at is None:
-            done, all_ = self.shares.get(made.hits[0], (0, 0))
-            self.shares[made.hits[0]] = (
-                done + made.innocent_finished,
-                all_ + made.innocent,
-            )
-
-    def lines(self) -> list[str]:
-        """Return the figures to print."""
-        rungs = ", ".join(f"R{rung} {count}" for rung, count in sorted(self.resets.items()))
-        head = (
-            f"{self.schedules} schedules: {self.finished} of {self.accepted} requests finished,"
-            f" {self.lost_devices} devices lost, resets {rungs or 'none'},"
-            f" {self.over_budget} over budget"
-        )
-        return [head, *(self._line(kind) for kind in sorted(self.shares))]
-
-    def _line(self, kind: str) -> str:
-        done, all_ = self.shares[kind]
-        return f"  {kind:24} {done:6} of {all_:6} innocents finished ({share(done, all_):.1%})"
-
-
-def share(done: int, all_: int) -> float:
-    """Return a share, 1 of nothing."""
-    return done / all_ if all_ else 1.0
-
-
-def campaign(
-    seeds: Iterable[int],
-    *,
-    draw_one: Callable[[int], Schedule] = draw,
-    tally: Tally | None = None,
-) -> Tally:
-    """Play a schedule for each seed and count it; a failure names its schedule."""
-    tally = tally if tally is not None else Tally()
-    for seed in seeds:
-        schedule = draw_one(seed)
-        try:
-            tally.add(play(schedule))
-        except Exception as failure:
-            failure.add_note(f"schedule {schedule}")
-            raise
-    return tally
+        hits = tuple(self.trouble.struck)
+        made = Outcome(hits=hits, device=device, whole=self.schedule.close_at is None)
+        limits = rig.state.limits
+        return judge(made, rig.steps, streams, impatient=self.impatient, limits=limits)

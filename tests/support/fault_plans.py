@@ -7,6 +7,8 @@ canary or a golden run finds out; answers are not compared in a run that has one
 the board knows is in one of the two (``tests/adapters/test_fault_plans.py``).
 """
 
+from collections.abc import Callable, Sequence
+
 import attrs
 from hypothesis import strategies as st
 
@@ -172,16 +174,26 @@ SILENT = (
 )
 
 
+def rule_of(kind: FaultKind, number: int, choose: Callable[[Sequence[str]], str]) -> str:
+    """Return one rule of a plan for a kind, with everything that is left open chosen."""
+    drawn = [(key, choose(values)) for key, values in kind.keys]
+    keys = "".join(f" {key}={value}" for key, value in drawn if value)
+    point = choose(kind.points)
+    pick = choose(kind.picks)
+    task = choose(_TASKS) if point in _JOB_POINTS else ""
+    return f"fault f{number} kind={kind.name} on={point} {pick}{task}{keys}"
+
+
 @st.composite
 def rules(draw: st.DrawFn, number: int) -> str:
-    """Draw one rule of a plan."""
-    kind = draw(st.sampled_from(draw(st.sampled_from(GROUPS))))
-    drawn = [(key, draw(st.sampled_from(values))) for key, values in kind.keys]
-    keys = "".join(f" {key}={value}" for key, value in drawn if value)
-    point = draw(st.sampled_from(kind.points))
-    pick = draw(st.sampled_from(kind.picks))
-    task = draw(st.sampled_from(_TASKS)) if point in _JOB_POINTS else ""
-    return f"fault f{number} kind={kind.name} on={point} {pick}{task}{keys}"
+    """Draw one rule of a plan; few are silent, since nobody then knows the answers."""
+    kind = draw(st.sampled_from(draw(st.sampled_from((*GROUPS, *GROUPS, SILENT)))))
+    return rule_of(kind, number, lambda values: draw(st.sampled_from(values)))
+
+
+def needs_a_reset(plan: Sequence[str]) -> bool:
+    """Return whether a rule of a plan is about a reset, which then something must cause."""
+    return any(f" on={kind.points[0]} " in rule for rule in plan for kind in RESET_KINDS)
 
 
 @st.composite
@@ -192,7 +204,7 @@ def plans(draw: st.DrawFn) -> str:
     """
     count = draw(st.sampled_from((0, 1, 1, 2, 3)))
     plan = [draw(rules(number)) for number in range(count)]
-    if any(f" on={kind.points[0]} " in rule for rule in plan for kind in RESET_KINDS):
+    if needs_a_reset(plan):
         plan.append(f"fault cause kind={draw(st.sampled_from(CAUSES))}")
     return "\n".join(plan)
 

@@ -101,9 +101,13 @@ def check_numbers_rise(steps: Iterable[Step]) -> None:
                 use("lane", *range(first, first + count))
                 for _, _, first, count in event.data["buffers"]:
                     use("buffer", *range(first, first + count))
+            elif born == ("model", "reconfigure"):
+                use("generation", event.generation)
             elif born == ("device", "open"):
                 use("epoch", event.epoch)
                 use("incarnation", event.data["incarnation"])
+            elif born == ("device", "recover") and event.epoch != used["epoch"]:
+                use("epoch", event.epoch)
 
 
 def check_visible_is_durable(ended: Ended, steps: Sequence[Step]) -> None:

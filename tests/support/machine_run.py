@@ -61,7 +61,8 @@ class MachineRun:
     """Engines one after the other on ``folder``/run.db; the first is opened at once.
 
     ``open_board`` opens another device than the stepped simulator, which may know no faults, with
-    ``source`` for another artifact: then nobody knows the answers.
+    ``source`` for another artifact: then nobody knows the answers. ``batches`` are those of the
+    artifact. ``steps`` are all steps of all lives.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class MachineRun:
         load: bool = True,
         open_board: Callable[[], NpurtDevice] | None = None,
         source: Path | None = None,
+        batches: tuple[int, ...] = (1, 4),
     ) -> None:
         arena.PROCESS = arena.Account()  # each run is a process of its own (E9)
         self.file = folder / "run.db"
@@ -81,7 +83,8 @@ class MachineRun:
         self._plan = plan
         self._limits = limits
         self._open_board = open_board if open_board is not None else open_stepped
-        self._source = source
+        self._source = source if source is not None else text_calbin(batches)
+        self.steps: list[Step] = []
         self._exact = source is None and not corrupts(plan)
         self._disturbed = bool(plan)
         self.open(load=load)
@@ -116,6 +119,7 @@ class MachineRun:
             self.act_until(lambda: number < self.state.next_model and not self._is_loading())
 
     def _see(self, steps: Sequence[Step]) -> None:
+        self.steps += steps
         for step in steps:
             self.watch.take(step)
         if self._engine is not None:
@@ -179,8 +183,7 @@ class MachineRun:
         def make() -> Input:
             engine._next_model += 1
             number = engine._next_model - 1
-            source = self._source if self._source is not None else text_calbin()
-            return LoadRequested(model=number, alias="m", source=str(source))
+            return LoadRequested(model=number, alias="m", source=str(self._source))
 
         self.ask(make)
 

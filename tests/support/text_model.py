@@ -37,15 +37,19 @@ def tokenizer() -> Tokenizer:
 
 
 @functools.cache
-def text_calbin() -> Path:
-    """Pack the model once for this process; nobody changes it."""
+def text_calbin(batches: tuple[int, ...] = (1, 4)) -> Path:
+    """Pack the model for these batches once for this process; nobody changes it.
+
+    The artifact of other batches has the same weights, so the answers of runs alone are the same.
+    """
     _KEPT.append(tempfile.TemporaryDirectory(prefix="laneway-model-"))
     folder = Path(_KEPT[-1].name)
     source = Path(shutil.copytree(ROOT / "models" / "tiny-moe", folder / "model"))
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": list(END_TOKENS)}))
     tokenizer().save(str(source / "tokenizer.json"))
-    pack(source, folder / "calbin", batch=(1, 4), context=CONTEXT, lanes=LANES)
+    lanes = max(LANES, batches[-1] + 2)
+    pack(source, folder / "calbin", batch=batches, context=CONTEXT, lanes=lanes)
     return folder / "calbin"
 
 
