@@ -179,10 +179,13 @@ def publish(draft: Draft, model: ModelState) -> None:
 def fail_load(draft: Draft, model: ModelState, reason: str) -> None:
     """Give up a load that has the device, and have its memory given back (G6, row 18).
 
-    After a reset it is not a load that failed but the proof of the reset: the next rung follows.
+    After a reset it is not a load that failed but the proof of the reset: the next rung follows. If
+    one is chosen already, because of another fault, the verdict on what it ends means nothing.
     """
     if is_proving(draft.state):
         proof_failed(draft, model, reason)
+        return
+    if model.served and draft.state.ladder.recovery is not None:
         return
     lanes = [n for n, lane in draft.state.lanes.items() if lane.model == model.number]
     suspect(draft, [n for n in lanes if draft.state.lanes[n].state == "ready"], reason=reason)

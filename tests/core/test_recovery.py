@@ -587,6 +587,23 @@ def test_faults_in_the_middle_of_a_recovery_climb_and_end() -> None:
     assert [event.data["stamps"] for event in rig.events("device", "reset")] == [1, 2]
 
 
+@pytest.mark.parametrize("verdict", ["equal", "token 3 differs"])
+def test_what_a_proof_says_is_nothing_once_the_next_reset_is_decided(verdict: str) -> None:
+    """A golden run that was in flight when another fault came cannot end the model any more."""
+    rig = begin()
+    run_to_job(rig)
+    taken = fault(rig, "ccu", CCU)
+    rig.device.drop_jobs()
+    rig.interrupt(taken)
+    rig.run(until=lambda: rig.state.device.state == "recovering" and bool(rig.device.running))
+    rig.device.verdict = verdict
+    rig.interrupt(fault(rig, "device", STICKY))
+    rig.run(until=lambda: len(levels(rig)) == 2)
+    rig.device.verdict = "equal"
+    finish(rig)
+    assert levels(rig) == [1, 4] and not rig.events("model", "fail")
+
+
 @pytest.mark.parametrize("drain", [True, False])
 def test_closing_at_every_point_of_a_recovery(drain: bool) -> None:
     def start() -> Rig:
