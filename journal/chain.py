@@ -4,9 +4,10 @@ Theory of operation. ``chain`` of a row is SHA-256 over the previous row's chain
 row's stored values in column order: step, at_ns, input_kind, input, events. A value is one letter
 for its storage class, its length in bytes as an unsigned 64-bit integer, and the bytes: ``I`` for
 an integer (signed 64 bits), ``T`` for text (UTF-8); all integers big-endian. Before the first row
-stands the hash of ``meta``: a fixed label, then key and value of every row in order of the key,
-written the same way. Nothing is parsed to check a chain. It proves that what is there is what was
-written, up to the last row; it cannot know of rows cut off at the end.
+stands the hash of what never changes: a fixed label, then key and value of every row of ``meta`` in
+order of the key, then (from schema version 2 on) every row of ``edge`` in order of the code, its
+columns in order, all written the same way. Nothing is parsed to check a chain. It proves that what
+is there is what was written, up to the last row; it cannot know of rows cut off at the end.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ _LABEL = b"laneway journal"
 _UP_TO_KIND = struct.Struct(">cQqcQqcQ")
 _sha256 = hashlib.sha256
 _HEAD = struct.Struct(">cQ")
+_INTEGER = struct.Struct(">cQq")
 _COLUMNS = ("step", "at_ns", "input_kind", "input", "events", "chain")
 
 
@@ -55,11 +57,17 @@ make_head = quick(Head)
 """Make a head, as ``Head`` does."""
 
 
-def meta_chain(rows: Iterable[tuple[str, str]]) -> bytes:
+def meta_chain(
+    rows: Iterable[tuple[str, str]], edges: Iterable[tuple[int, str, str, str, str]] = ()
+) -> bytes:
     """Return the chain that the first row continues."""
     parts = [_LABEL]
     for key, value in sorted(rows):
         for text in (key.encode(), value.encode()):
+            parts += (_HEAD.pack(b"T", len(text)), text)
+    for code, *names in edges:
+        parts.append(_INTEGER.pack(b"I", 8, code))
+        for text in map(str.encode, names):
             parts += (_HEAD.pack(b"T", len(text)), text)
     return hashlib.sha256(b"".join(parts)).digest()
 
@@ -95,7 +103,7 @@ def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
     if at_ns < head.at_ns:
         raise JournalFormatError(f"step {step}: time falls from {head.at_ns} to {at_ns} ns")
     if row_chain(head.chain, step, at_ns, kind, taken, events) != chain:
-        what = "meta or this row" if head.step == 0 else "the row"
+        what = "meta, edge or this row" if head.step == 0 else "the row"
         raise JournalFormatError(
             f"step {step}: {what} is not what was written (the chain does not match)"
         )

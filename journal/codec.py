@@ -3,16 +3,15 @@
 Theory of operation. A step is stored as three texts. ``input_kind`` is a name of the table below,
 the class name. ``input`` is an array: the version of that kind, then the fields in the order of the
 class, nested values as arrays of their fields; the rows of a completion stand by columns
-(``wire.py``), its instants as differences (``instants.py``). ``events`` is an array of events, each
-``[machine, entities, trigger, source, dest, epoch, generation, data?]``; entities are numbers and
-ranges (``ranges.py``), ``data`` is left out when it is empty and its keys are sorted, so one list
-of events has exactly one text.
+(``wire.py``), its instants as differences (``instants.py``). How ``events`` are written stands in
+``events.py``.
 
 A kind changes by adding a field at its end and raising its version, also when the field belongs to
 a value inside it. Nothing is guessed when reading: an unknown name or version, a missing or extra
-field or a wrong type is a JournalFormatError. What is written is read back once before it is
-stored, so that a value of the wrong type stops the engine at the step that made it, and not the
-reader a week later. Arrays inside ``data`` come back as tuples.
+field or a wrong type is a JournalFormatError. What is written is read back before it is stored, so
+that a value of the wrong type stops the engine at the step that made it, and not the reader a week
+later; two texts of a kind that differ in nothing but the digits of their numbers are read alike, so
+one of them is read back. Arrays inside ``data`` come back as tuples.
 
 With ``tokens="digest"`` (decision 5) a journal holds no text of a client and no tokens
 of a request: a prompt is ``{"count", "sha256"}`` (of its ids as little-endian signed 64-bit
@@ -36,11 +35,11 @@ from laneway.engine import inputs
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.inputs import NO_TOKEN, Input
 from laneway.engine.sampling import Sampling
+from laneway.journal.edges import DECLARED, Edges
+from laneway.journal.events import CodedEvents, WordyEvents, encode_json
 from laneway.journal.instants import TIMES
-from laneway.journal.ranges import RUN_MIN, Item, compress, expand
 from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
-from laneway.statemachines.event import NO_DATA, make_event
 
 TOKENS_MODES = ("full", "digest")
 PROMPT_TOKENS_MAX = 1 << 24
@@ -94,17 +93,6 @@ class _StopCount(msgspec.Struct, forbid_unknown_fields=True):
     count: int
 
 
-class _WireEvent(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    machine: str
-    entities: tuple[Item, ...]
-    trigger: str
-    source: str
-    dest: str
-    epoch: int
-    generation: int
-    data: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
-
-
 @attrs.frozen
 class _Kind:
     name: str
@@ -113,35 +101,63 @@ class _Kind:
     decoder: msgspec.json.Decoder[Any]
 
 
+DIGITS = b"0123456789"
+PROVEN_MAX, PROVEN_BYTES_MAX = 256, 256
+"""Forms of a kind that are known to be read back, and the size of one."""
+
+
+class _Writer:
+    """How inputs of one kind are written; ``proven`` are texts without digits that were read."""
+
+    def __init__(self, kind: _Kind) -> None:
+        assert kind.shape.to_wire is not None
+        self.name = kind.name
+        self.to_wire = kind.shape.to_wire
+        self.proven: set[bytes] = set()
+        self._read = kind.decoder.decode
+
+    def prove(self, text: bytes) -> None:
+        """Read a text back. Raises: what `msgspec` raises."""
+        self._read(text)
+        form = text.translate(None, DIGITS)
+        if len(form) <= PROVEN_BYTES_MAX:
+            if len(self.proven) >= PROVEN_MAX:
+                self.proven.clear()
+            self.proven.add(form)
+
+
 class Codec:
     """Encoder and decoder of one journal; ``tokens`` is ``full`` or ``digest``."""
 
-    def __init__(self, tokens: str = "full") -> None:
-        """Take the table of the mode. Raises: ConfigurationError for an unknown one."""
+    def __init__(self, tokens: str = "full", *, edges: Edges | None = DECLARED) -> None:
+        """Take the table of the mode, and the codes of the file (None: it has none).
+
+        Raises: ConfigurationError for an unknown mode.
+        """
         if tokens not in TOKENS_MODES:
             raise ConfigurationError(
                 f"journal tokens must be one of {', '.join(TOKENS_MODES)}, not {tokens!r}"
             )
         self.tokens = tokens
         self._kinds = _compile_table(tokens)
-        self._kind_of = {cls: self._kinds[name] for name, (_, cls) in KINDS.items()}
-        self._encode = msgspec.json.Encoder(order="deterministic").encode
-        self._decode_events = msgspec.json.Decoder(tuple[_WireEvent, ...]).decode
+        self._writers = {cls: _Writer(self._kinds[name]) for name, (_, cls) in KINDS.items()}
+        self._events = WordyEvents() if edges is None else CodedEvents(edges)
 
     def encode_input(self, taken: Input) -> tuple[str, bytes]:
         """Return (name, JSON) of an input.
 
         Raises: JournalWriteError for a class outside the table or a field of the wrong type.
         """
-        kind = self._kind_of.get(type(taken))
-        if kind is None or kind.shape.to_wire is None:
+        writer = self._writers.get(type(taken))
+        if writer is None:
             raise JournalWriteError(f"{type(taken).__name__} is not an input the journal knows")
         try:
-            text = self._encode(kind.shape.to_wire(taken))
-            kind.decoder.decode(text)
+            text = encode_json(writer.to_wire(taken))
+            if text.translate(None, DIGITS) not in writer.proven:
+                writer.prove(text)
         except _UNFIT as error:
-            raise JournalWriteError(f"input {kind.name} cannot be stored: {error}") from error
-        return kind.name, text
+            raise JournalWriteError(f"input {writer.name} cannot be stored: {error}") from error
+        return writer.name, text
 
     def decode_input(self, name: str, text: bytes) -> Input:
         """Return the input. Raises: JournalFormatError."""
@@ -160,14 +176,14 @@ class Codec:
         Raises: JournalWriteError for an event without entities or with data that is not JSON.
         """
         try:
-            return self._encode([_event_to_wire(event) for event in events])
+            return self._events.encode(events)
         except _UNFIT as error:
             raise JournalWriteError(f"events cannot be stored: {error}") from error
 
     def decode_events(self, text: bytes) -> tuple[Event, ...]:
         """Return a step's events. Raises: JournalFormatError."""
         try:
-            return tuple(map(_event_from_wire, self._decode_events(text)))
+            return self._events.decode(text)
         except _UNFIT as error:
             raise JournalFormatError(f"events: {error}") from error
 
@@ -203,55 +219,6 @@ def _explain_input(kind: _Kind, text: bytes, error: Exception) -> str:
             " use the laneway that wrote it, or a newer one"
         )
     return f"input {kind.name}: {error}"
-
-
-# ---------------------------------------------------------------------------- events
-
-
-def _event_to_wire(event: Event) -> tuple[Any, ...]:
-    entities = event.entities
-    if not entities:
-        raise ValueError(f"{event.machine} {event.trigger} names no entity")
-    wire = (
-        event.machine,
-        entities if len(entities) < RUN_MIN else compress(entities),
-        event.trigger,
-        event.source,
-        event.dest,
-        event.epoch,
-        event.generation,
-    )
-    data = event.data
-    if not data:
-        return wire
-    return (*wire, data if type(data) is dict else dict(data))
-
-
-def _event_from_wire(wire: _WireEvent) -> Event:
-    if not wire.entities:
-        raise ValueError(f"{wire.machine} {wire.trigger} names no entity")
-    data = NO_DATA if wire.data is msgspec.UNSET else _frozen(wire.data)
-    return make_event(
-        wire.machine,
-        expand(wire.entities),
-        wire.trigger,
-        wire.source,
-        wire.dest,
-        wire.epoch,
-        wire.generation,
-        data,
-    )
-
-
-def _frozen(value: Any) -> Any:
-    """Return a decoded JSON value with its arrays as tuples; most arrays are of numbers only."""
-    if type(value) is list:
-        if list in map(type, value) or dict in map(type, value):
-            return tuple(map(_frozen, value))
-        return tuple(value)
-    if type(value) is dict:
-        return {key: _frozen(item) for key, item in value.items()}
-    return value
 
 
 # ---------------------------------------------------------------------------- digest

@@ -25,6 +25,8 @@ from laneway.engine.errors import (
 from laneway.journal import schema
 from laneway.journal.chain import Head, RawRow, follow
 from laneway.journal.codec import TOKENS_MODES
+from laneway.journal.edges import Edges, edges_of
+from laneway.journal.meta import Meta
 from laneway.journal.owner import lock_path
 from laneway.journal.sealing import trusted_head
 
@@ -187,8 +189,8 @@ def is_empty(path: Path, connection: sqlite3.Connection) -> bool:
     return bool(objects == 0 and _pragma(connection, "application_id") == 0)
 
 
-def read_meta(path: Path, connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the rows of ``meta``, after a look whether the file is a journal this code can read.
+def read_meta(path: Path, connection: sqlite3.Connection) -> Meta:
+    """Return what never changes in a journal, after a look whether this code can read the file.
 
     Raises: JournalFormatError.
     """
@@ -212,7 +214,19 @@ def read_meta(path: Path, connection: sqlite3.Connection) -> dict[str, str]:
             f"{path}: meta says schema_version={meta['schema_version']!r},"
             f" tokens={meta['tokens']!r}, which cannot be: damaged"
         )
-    return meta
+    return Meta(meta, None if version == 1 else _read_edges(path, connection))
+
+
+def _read_edges(path: Path, connection: sqlite3.Connection) -> Edges:
+    """Return the codes of a file. Raises: JournalFormatError."""
+    with reading_errors(path):
+        rows = connection.execute(schema.SELECT_EDGES).fetchall()
+    if any(classes != b"text" * 4 for *_, classes in rows):
+        raise JournalFormatError(f"{path}: edge holds what is not text: damaged")
+    try:
+        return edges_of((code, *map(schema.text, names)) for code, *names, _ in rows)
+    except ValueError as error:
+        raise JournalFormatError(f"{path}: {error}: damaged") from error
 
 
 def _pragma(connection: sqlite3.Connection, name: str) -> int:

@@ -6,6 +6,7 @@ that was not told (0) is null, and one that lies before the last (which no sound
 array of the instant itself. The duration at the end stands as it is. One value has one form.
 """
 
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import attrgetter
 from typing import Any
@@ -24,11 +25,11 @@ _INTEGERS = frozenset({int})
 Told = int | tuple[int] | None
 
 
-def _to_wire(times: JobTimes) -> list[Any]:
+def _to_wire(times: JobTimes) -> Sequence[Any]:
     values = _values_of(times)
     a, b, c, d, e, f, g, h, i, duration_ns = values
     if 0 < a <= b <= c <= d <= e <= f <= g <= h <= i:  # as a sound device tells them
-        return [a, b - a, c - b, d - c, e - d, f - e, g - f, h - g, i - h, duration_ns]
+        return (a, b - a, c - b, d - c, e - d, f - e, g - f, h - g, i - h, duration_ns)
     *instants, duration_ns = values
     written: list[Any] = []
     before = 0

@@ -1,16 +1,14 @@
 """A journal in memory, for tests and for runs that keep none. It ends with the process."""
 
 import threading
-import uuid
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
 from laneway.engine.errors import JournalWriteError
 from laneway.engine.ports import Step
-from laneway.journal.chain import Head, RawRow, meta_chain
-from laneway.journal.codec import Codec
-from laneway.journal.schema import meta_rows
+from laneway.journal.chain import Head, RawRow
+from laneway.journal.meta import new_meta
 from laneway.journal.sealing import seal, trusted_head, unseal
 
 ONE_ENGINE = "this journal has an engine, or had one: open a journal of its own for each engine"
@@ -21,10 +19,11 @@ class MemoryJournal:
 
     def __init__(self, *, tokens: str = "full") -> None:
         """Begin an empty journal. Raises: ConfigurationError for an unknown token mode."""
-        self.codec = Codec(tokens)
+        meta = new_meta(tokens)
+        self.codec = meta.codec()
         self.tokens = tokens
-        self.journal_id = uuid.uuid4().hex
-        self._origin = Head(0, 0, meta_chain(meta_rows(self.journal_id, tokens)))
+        self.journal_id = meta.journal_id
+        self._origin = meta.origin()
         self._head = self._origin
         self._rows: list[RawRow] = []
         self._size_bytes = 0

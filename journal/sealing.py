@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from laneway.engine.errors import JournalFormatError, JournalWriteError
 from laneway.engine.inputs import EngineStarted
 from laneway.engine.ports import Step, make_step
-from laneway.journal.chain import Head, RawRow, follow, row_chain
+from laneway.journal.chain import Head, RawRow, follow, make_head, row_chain
 from laneway.journal.codec import Codec
 
 Row = tuple[int, int, str, str, str, bytes]
@@ -42,7 +42,7 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
             raise JournalWriteError(f"step {number}: {error}") from error
         chain = row_chain(chain, number, at_ns, kind.encode(), text, events)
         rows.append((number, at_ns, kind, text.decode(), events.decode(), chain))
-    return rows, Head(number, at_ns, chain)
+    return rows, make_head(number, at_ns, chain)
 
 
 def unseal(codec: Codec, head: Head, rows: Iterable[RawRow]) -> Iterator[Step]:

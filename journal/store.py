@@ -22,8 +22,8 @@ import sqlalchemy
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.ports import Step
 from laneway.journal import schema
-from laneway.journal.chain import Head, RawRow, meta_chain
-from laneway.journal.codec import TOKENS_MODES, Codec
+from laneway.journal.chain import Head, RawRow
+from laneway.journal.codec import TOKENS_MODES
 from laneway.journal.connect import (
     driver_connection,
     is_empty,
@@ -36,6 +36,7 @@ from laneway.journal.connect import (
     writing_engine,
 )
 from laneway.journal.memory import ONE_ENGINE
+from laneway.journal.meta import Meta
 from laneway.journal.owner import OwnerLock
 from laneway.journal.sealing import trusted_head, unseal
 from laneway.journal.writer import Writer, create_file
@@ -55,15 +56,16 @@ class SqlJournal:
     """
 
     def __init__(
-        self, path: Path, reader: sqlalchemy.Engine, meta: dict[str, str], writer: Writer | None
+        self, path: Path, reader: sqlalchemy.Engine, meta: Meta, writer: Writer | None
     ) -> None:
         """Take over an opened file; ``open`` and ``open_to_read`` make journals."""
         self.path = path
         self._reader = reader
-        self.tokens = meta["tokens"]
-        self.journal_id = meta["journal_id"]
-        self.codec = Codec(self.tokens)
-        self._origin = Head(0, 0, meta_chain(meta.items()))
+        self.tokens = meta.tokens
+        self.journal_id = meta.journal_id
+        self.codec = meta.codec()
+        self._version = meta.version
+        self._origin = meta.origin()
         self._writer = writer
         self._claim = threading.Lock()
 
@@ -150,13 +152,12 @@ class SqlJournal:
     def origin(self) -> Head:
         """Return the head before the first step: the chain of ``meta`` as it is stored now."""
         with _connected(self._reader, self.path) as connection:
-            meta = read_meta(self.path, connection)
-        return Head(0, 0, meta_chain(meta.items()))
+            return read_meta(self.path, connection).origin()
 
     def findings(self) -> list[str]:
         """Return what is wrong with the file apart from its rows: pages, header, definitions."""
         with _connected(self._reader, self.path) as connection:
-            return schema.schema_findings(connection)
+            return schema.schema_findings(connection, self._version)
 
     def size_bytes(self) -> int:
         """Return the bytes the journal takes on disk, its write-ahead log included."""

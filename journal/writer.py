@@ -3,8 +3,8 @@
 import os
 import sqlite3
 import threading
-import uuid
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import sqlalchemy
@@ -12,7 +12,6 @@ import sqlalchemy
 from laneway.engine.errors import ConfigurationError, JournalWriteError
 from laneway.engine.ports import Step
 from laneway.journal import schema
-from laneway.journal.chain import Head, meta_chain
 from laneway.journal.checkpoint import Checkpointer
 from laneway.journal.codec import Codec
 from laneway.journal.connect import (
@@ -24,9 +23,11 @@ from laneway.journal.connect import (
     write_error,
     writing_errors,
 )
+from laneway.journal.meta import Meta, new_meta
 from laneway.journal.owner import OwnerLock
 from laneway.journal.sealing import Row, seal
 
+_TRIGGER = attrgetter("trigger")
 DISK_TRIGGERS = frozenset({"quarantine", "reset", "lose"})
 """Steps with such an event wait for the disk (decision 4)."""
 
@@ -46,7 +47,7 @@ class Writer:
         try:
             self._connection = driver_connection(self._proxied)
             self.meta = _prepare(path, engine, self._connection, tokens)
-            self.head = read_head(path, self._connection, Head(0, 0, meta_chain(self.meta.items())))
+            self.head = read_head(path, self._connection, self.meta.origin())
         except BaseException:
             self._proxied.close()
             raise
@@ -139,7 +140,7 @@ def create_file(path: Path) -> None:
 
 def _prepare(
     path: Path, engine: sqlalchemy.Engine, connection: sqlite3.Connection, tokens: str | None
-) -> dict[str, str]:
+) -> Meta:
     """Make a journal of an empty file, or see that there is one; return its meta.
 
     Why: nothing is changed in a file before it is known to be ours.
@@ -148,14 +149,14 @@ def _prepare(
         is_new = is_empty(path, connection)
     if not is_new:
         meta = read_meta(path, connection)
-        if tokens not in (None, meta["tokens"]):
+        if tokens not in (None, meta.tokens):
             raise ConfigurationError(
-                f"{path} keeps tokens {meta['tokens']!r}, not {tokens!r}: take another file"
+                f"{path} keeps tokens {meta.tokens!r}, not {tokens!r}: take another file"
             )
     with writing_errors(path):
         _set_up(path, connection)
         if is_new:
-            _create_schema(engine, tokens or "full")
+            _create_schema(engine, new_meta(tokens or "full"))
     return read_meta(path, connection)
 
 
@@ -181,18 +182,18 @@ def _try_to_write(connection: sqlite3.Connection) -> None:
         connection.execute("ROLLBACK")
 
 
-def _create_schema(engine: sqlalchemy.Engine, tokens: str) -> None:
-    meta = sqlalchemy.table("meta", sqlalchemy.column("key"), sqlalchemy.column("value"))
-    rows = schema.meta_rows(uuid.uuid4().hex, tokens)
+def _create_schema(engine: sqlalchemy.Engine, meta: Meta) -> None:
+    edges = [] if meta.edges is None else meta.edges.rows()
     with engine.connect() as connection:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
-        for statement in schema.STATEMENTS:
+        for statement in schema.STATEMENTS[meta.version]:
             connection.exec_driver_sql(statement)
-        connection.execute(meta.insert(), [{"key": key, "value": value} for key, value in rows])
+        connection.exec_driver_sql(schema.INSERT_META, list(meta.rows.items()))
+        connection.exec_driver_sql(schema.INSERT_EDGE, edges)
         connection.exec_driver_sql(f"PRAGMA application_id={schema.APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version={schema.SCHEMA_VERSION}")
         connection.exec_driver_sql("COMMIT")
 
 
 def _must_reach_disk(steps: Sequence[Step]) -> bool:
-    return not DISK_TRIGGERS.isdisjoint([event.trigger for one in steps for event in one.events])
+    return any(not DISK_TRIGGERS.isdisjoint(map(_TRIGGER, step.events)) for step in steps)

@@ -269,7 +269,7 @@ def test_a_journal_refuses_to_be_changed(file: Path, tmp_path: Path) -> None:
     ("change", "step"),
     [
         ("UPDATE step SET at_ns = at_ns + 1 WHERE step = 7", 7),
-        ("UPDATE step SET events = replace(events, 'reserve', 'release') WHERE step > 9", None),
+        ("UPDATE step SET events = replace(events, '[1,', '[2,') WHERE step > 9", None),
         ("DELETE FROM step WHERE step = 8", 8),
         ("DELETE FROM step WHERE step = 1", 1),
         ("UPDATE step SET chain = zeroblob(length(chain)) WHERE step = 3", 3),

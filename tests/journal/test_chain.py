@@ -67,10 +67,13 @@ def test_the_chain_as_documented(original: Path) -> None:
     connection = sqlite3.connect(original)
     connection.text_factory = bytes
     meta = connection.execute("SELECT key, value FROM meta ORDER BY key").fetchall()
+    edges = connection.execute("SELECT * FROM edge ORDER BY code").fetchall()
     connection.close()
     assert [key for key, _ in meta] == [b"journal_id", b"schema_version", b"tokens"]
     chain = hashlib.sha256(
-        b"laneway journal" + b"".join(text(key) + text(value) for key, value in meta)
+        b"laneway journal"
+        + b"".join(text(key) + text(value) for key, value in meta)
+        + b"".join(integer(code) + b"".join(map(text, names)) for code, *names in edges)
     ).digest()
     for step, at_ns, kind, taken, events, stored in rows_of(original):
         row = integer(step) + integer(at_ns) + text(kind) + text(taken) + text(events)
@@ -224,7 +227,7 @@ def test_rows_that_are_not_what_was_written(
     [
         "UPDATE meta SET value = 'digest' WHERE key = 'tokens'",
         "UPDATE meta SET value = 'none' WHERE key = 'tokens'",
-        "UPDATE meta SET value = '2' WHERE key = 'schema_version'",
+        "UPDATE meta SET value = '1' WHERE key = 'schema_version'",
         "UPDATE meta SET key = 'other' WHERE key = 'tokens'",
         "DELETE FROM meta WHERE key = 'journal_id'",
         "DELETE FROM meta",
@@ -236,11 +239,47 @@ def test_meta(victim: Path, statement: str) -> None:
     assert question(victim)[0] in ("open", "chain")
 
 
+@pytest.mark.parametrize("column", ["code", "machine", "trigger", "source", "dest"])
+def test_every_code_and_name_of_an_edge(victim: Path, column: str) -> None:
+    """What a code stands for is a part of the history: a changed row is found at the first step."""
+    connection = sqlite3.connect(victim)
+    codes = [code for (code,) in connection.execute("SELECT code FROM edge")]
+    connection.close()
+    assert len(codes) > 50
+    new = "code + 1000" if column == "code" else f"upper({column})"
+    for code in codes:
+        tamper(victim, (f'UPDATE edge SET "{column}" = {new} WHERE code = {code}', ()))
+        assert question(victim) == ("chain", 1), code
+        old = f"code - 1000 WHERE code = {code + 1000}"
+        if column != "code":
+            old = f"lower({column}) WHERE code = {code}"
+        tamper(victim, (f'UPDATE edge SET "{column}" = {old}', ()))
+    assert question(victim) == ("ok", 0)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM edge WHERE code = 7",
+        "DELETE FROM edge",
+        "INSERT INTO edge VALUES (999, 'lane', 'sing', 'ready', 'ready')",
+        "INSERT INTO edge SELECT 999, machine, trigger, source, dest FROM edge WHERE code = 1",
+        "UPDATE edge SET code = -1 WHERE code = 3",
+        "UPDATE edge SET machine = CAST(x'ff' AS TEXT) WHERE code = 3",
+    ],
+)
+def test_edges(victim: Path, statement: str) -> None:
+    tamper(victim, (statement, ()))
+    assert question(victim) in (("open", 0), ("chain", 1))
+
+
 @pytest.mark.parametrize(
     "statement",
     [
         "DROP VIEW event",
         "DROP TRIGGER step_update",
+        "DROP TRIGGER edge_insert",
+        "DROP TABLE edge",
         "CREATE VIEW other AS SELECT 1",
         "CREATE TABLE other (x)",
         "CREATE INDEX step_at ON step (at_ns)",
@@ -248,7 +287,8 @@ def test_meta(victim: Path, statement: str) -> None:
         "ALTER TABLE step ADD COLUMN more TEXT",
         "ALTER TABLE step RENAME COLUMN at_ns TO at",
         "PRAGMA user_version = 0",
-        "PRAGMA user_version = 2",
+        "PRAGMA user_version = 1",
+        "PRAGMA user_version = 3",
         "PRAGMA application_id = 1",
     ],
 )
@@ -263,7 +303,7 @@ def test_definitions(victim: Path, statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["event", "entity_event", "step", "meta", "step_insert", "step_delete"]
+    "name", ["event", "entity_event", "step", "meta", "edge", "step_insert", "step_delete"]
 )
 def test_a_definition_changed_by_one_letter(victim: Path, name: str) -> None:
     connection = sqlite3.connect(victim, isolation_level=None)

@@ -119,7 +119,7 @@ def newer(path: Path) -> None:
     """Make a journal of the future."""
     open_journal(path).close()
     connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 2")
+    connection.execute("PRAGMA user_version = 3")
     connection.close()
 
 
@@ -135,7 +135,7 @@ def short(path: Path) -> None:
     [
         (foreign, "is an SQLite database, but not a journal"),
         (words, "is not a journal"),
-        (newer, "made by a newer laneway .schema 2, this one reads 1.: update"),
+        (newer, "made by a newer laneway .schema 3, this one reads 2.: update"),
         (short, "is not a journal|damaged or cut off"),
     ],
 )

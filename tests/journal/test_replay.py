@@ -183,7 +183,7 @@ def forged(journal: MemoryJournal, step: int, column: str, value: bytes) -> Memo
         ("input_kind", b"Nonsense", "unknown input kind"),
         ("input_kind", b"\xff", "unknown input kind"),
         ("events", b"[ ]", "not in the form"),
-        ("events", b'[["model",[1,2,3],"load","unloaded","validating",1,0]]', "not in the form"),
+        ("events", b'[1,0,[["model","load","unloaded","validating"],1]]', "not in the form"),
         ("events", b"nonsense", "malformed"),
     ],
 )

@@ -34,6 +34,7 @@ def test_columns_are_the_promised_ones(story_file: Path) -> None:
         ("entity_event", ENTITY_EVENT),
         ("step", ["step", "at_ns", "input_kind", "input", "events", "chain"]),
         ("meta", ["key", "value"]),
+        ("edge", ["code", "machine", "trigger", "source", "dest"]),
     ):
         names = [c[0] for c in connection.execute(f"SELECT * FROM {view}").description]
         assert names == expected
@@ -131,6 +132,9 @@ def test_questions_of_the_card(core_file: Path) -> None:
         "DELETE FROM meta",
         "INSERT OR REPLACE INTO meta VALUES ('tokens', 'digest')",
         "INSERT INTO meta VALUES ('more', 'x')",
+        "UPDATE edge SET dest = 'free'",
+        "DELETE FROM edge",
+        "INSERT INTO edge VALUES (999, 'lane', 'sing', 'ready', 'ready')",
     ],
 )
 def test_tables_are_append_only(story_file: Path, statement: str) -> None:
