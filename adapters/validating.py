@@ -73,12 +73,24 @@ class Validation:
         with ExitStack() as files:
             try:
                 model, answer = self._open(effect, files)
+                if effect.check:
+                    self._let_go(model)
             except (ModelError, DeviceError, OSError, ValueError) as error:
                 self._post(ArtifactRefused(model=effect.model, reason=str(error)))
+                return
+            if effect.check:
+                self._post(answer)
                 return
             model.files.push(files.pop_all())
         self._models[effect.model] = model
         self._post(answer)
+
+    def _let_go(self, model: LoadedModel) -> None:
+        """Give back what a check made. Raises: DeviceError."""
+        with self._calls.shared():
+            self._calls.library.call(
+                "npurt_calbin_release", model.calbin, about=f"model/{model.number}"
+            )
 
     def _open(
         self, effect: ValidateArtifact, files: ExitStack

@@ -47,11 +47,13 @@ from laneway.engine.inputs import (
     JobStalled,
     KvApplied,
     KvApplyFailed,
+    LoadBackRequested,
     LoadRequested,
     MemoryBuried,
     ModelConfigured,
     ModelReleased,
     ReleaseFailed,
+    ReplaceRequested,
     RequestSubmitted,
     ResetFinished,
     RestoreFailed,
@@ -141,6 +143,10 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             recovering.reset_finished(draft, taken)
         case LoadRequested():
             loading.load(draft, taken)
+        case ReplaceRequested():
+            loading.replace(draft, taken)
+        case LoadBackRequested():
+            loading.load_back(draft, taken)
         case ArtifactValidated():
             loading.validated(draft, taken)
         case ArtifactRefused():

@@ -3,6 +3,7 @@
 Effects are carried out after the step that decided them is durable, in the order decided. What the
 device is asked carries job, epoch and generation, and answers quote them. Every device effect but
 PublishModel has exactly one answer, an input; the two client effects (Deliver, Conclude) have none.
+LoadBack is the shell's, which answers it.
 """
 
 from collections.abc import Callable
@@ -144,11 +145,13 @@ class RestoreBuffer:
 class ValidateArtifact:
     """Check the artifact on the host, off the device threads (E20a).
 
-    Answer: ArtifactValidated or ArtifactRefused.
+    Answer: ArtifactValidated or ArtifactRefused. ``check``: keep nothing of it, another model has
+    the device.
     """
 
     model: int
     source: str
+    check: bool = False
 
 
 @attrs.frozen(kw_only=True)
@@ -241,6 +244,19 @@ class CloseDevice:
     abandon: bool
 
 
+@attrs.frozen(kw_only=True)
+class LoadBack:
+    """Load what served an alias before ``instead_of`` failed to. Answer: LoadBackRequested.
+
+    Why the shell is asked: it gives the numbers of models (decision 9).
+    """
+
+    alias: str
+    source: str
+    sha256: str
+    instead_of: int
+
+
 class Deliver(NamedTuple):
     """Hand one durable token of a request to its client.
 
@@ -295,4 +311,5 @@ DeviceEffect = (
     | CloseDevice
 )
 ClientEffect = Deliver | Conclude
-Effect = DeviceEffect | ClientEffect
+ShellEffect = LoadBack
+Effect = DeviceEffect | ClientEffect | ShellEffect

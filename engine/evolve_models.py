@@ -4,6 +4,7 @@ from laneway.engine.effects import BufferPlan
 from laneway.engine.errors import InternalError
 from laneway.engine.evolve_canaries import evolve_proof
 from laneway.engine.inputs import ArtifactValidated, Input, ModelConfigured
+from laneway.engine.proven import remember_proven
 from laneway.engine.state import BufferState, LaneState, ModelState, State
 from laneway.statemachines import Event
 
@@ -16,7 +17,12 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
             raise InternalError(f"model/{number} was asked for, model/{state.next_model} was next")
         state.next_model = number + 1
         state.models[number] = ModelState(
-            number=number, state=event.dest, alias=event.data["alias"], source=event.data["source"]
+            number=number,
+            state=event.dest,
+            alias=event.data["alias"],
+            source=event.data["source"],
+            replaces=event.data.get("replaces", 0),
+            must_be=event.data.get("sha256", ""),
         )
         return
     model = state.models[number]
@@ -35,11 +41,16 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
         state.next_generation = event.generation + 1
     elif event.trigger == "configure":
         _configure(state, model, event, taken)
+    elif event.trigger == "drain":
+        model.drain_again = False
     elif event.trigger == "retry":
         model.configure_failures += 1
+    elif event.trigger in ("vet", "revalidate"):
+        model.vetted, model.waiting = True, event.trigger == "vet"
     elif event.trigger == "publish":
         state.aliases[model.alias] = number
-        model.served, model.drain_again = True, False
+        model.served = True
+        remember_proven(state, model)
     elif event.dest == "unloaded":
         _remove_model(state, number)
     if model.state != "ready" and state.aliases.get(model.alias) == number:

@@ -93,6 +93,29 @@ class LoadRequested:
 
 
 @attrs.frozen(kw_only=True)
+class ReplaceRequested:
+    """Somebody wants the artifact at ``source`` in the place of what serves ``alias``."""
+
+    model: int
+    alias: str
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class LoadBackRequested:
+    """The shell has a number for a load that the engine asked for: of what served before.
+
+    ``sha256`` is what the artifact at ``source`` must be; ``instead_of`` is the model that failed.
+    """
+
+    model: int
+    alias: str
+    source: str
+    sha256: str
+    instead_of: int
+
+
+@attrs.frozen(kw_only=True)
 class SubmodelFacts:
     """One compiled graph of a calbin: task is ``prefill`` or ``decode``."""
 
@@ -576,6 +599,8 @@ class DeviceClosed:
 Input = (
     EngineStarted
     | LoadRequested
+    | ReplaceRequested
+    | LoadBackRequested
     | ArtifactValidated
     | ArtifactRefused
     | ModelConfigured

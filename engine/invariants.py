@@ -441,7 +441,10 @@ def check_waiting(state: State, waiting: list[int]) -> None:
 
 
 def check_models(state: State) -> None:
-    """E21, R9.2: an alias points to its ready model; one model at a time has the device."""
+    """E21, R9.2: an alias points to its ready model; one model at a time has the device.
+
+    One more is validated beside the model that it is to replace, and has nothing there.
+    """
     for alias, number in state.aliases.items():
         if number not in state.models or state.models[number].alias != alias:
             said = f"alias {alias!r} points to model/{number}, which is not of it"
@@ -451,7 +454,11 @@ def check_models(state: State) -> None:
         if served != (model.state == "ready"):
             said = f"model/{model.number} is {model.state}, served: {served}"
             raise InvariantError("E21", said)
-    if len(state.models) > 1:
+    beside = [model for model in state.models.values() if model.replaces in state.models]
+    if any(model.generation or model.state not in ("validating", "failed") for model in beside):
+        said = f"{[model.number for model in beside]} are not beside what they replace"
+        raise InvariantError("R9.2", f"models {said}")
+    if len(state.models) - len(beside) > 1 or len(beside) > 1:
         raise InvariantError("R9.2", f"models {sorted(state.models)} hold the device")
 
 

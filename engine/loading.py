@@ -4,8 +4,11 @@ Validate on the host, configure, warm up, publish (R10.1, R10.2, R9.1, E20a to E
 
 One model at a time: a second calbin on a board needs what only the vendor can deliver (R9.2, R9.3),
 so a load is refused while another model holds the device. A load that fails gives back what it took
-and says why.
+and says why. One that replaces a model that serves is let in beside it as far as `validating`, and
+waits there until that model is gone (successors.py).
 """
+
+import attrs
 
 from laneway.engine.configuring import ask_configure
 from laneway.engine.draft import Draft
@@ -13,14 +16,18 @@ from laneway.engine.effects import PublishModel, ReleaseModel, ValidateArtifact
 from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
+    ChipFacts,
     ConfigureFailed,
+    LoadBackRequested,
     LoadRequested,
     ModelConfigured,
+    ReplaceRequested,
 )
 from laneway.engine.plan import takes_rows
 from laneway.engine.recovering import configured_again, is_proving, proof_failed, serve_again
 from laneway.engine.reserving import suspect
 from laneway.engine.state import ModelState, State
+from laneway.engine.successors import ask_again, is_check, let_go, make_way
 
 
 def load(draft: Draft, taken: LoadRequested) -> None:
@@ -28,6 +35,45 @@ def load(draft: Draft, taken: LoadRequested) -> None:
     others = [model for model in draft.state.models.values()]
     data = {"alias": taken.alias, "source": taken.source}
     draft.emit("model", taken.model, "load", data=data)
+    reason = _refuse_load(draft.state, others)
+    if reason:
+        _refuse(draft, taken.model, reason)
+        return
+    draft.ask(ValidateArtifact(model=taken.model, source=taken.source))
+
+
+def replace(draft: Draft, taken: ReplaceRequested) -> None:
+    """Begin to put an artifact in the place of a model that serves, or refuse it."""
+    state = draft.state
+    reason = _refuse_replace(state, taken.alias)
+    data = {"alias": taken.alias, "source": taken.source}
+    old = state.aliases.get(taken.alias, 0)
+    draft.emit("model", taken.model, "load", data={**data, "replaces": old})
+    if reason:
+        _refuse(draft, taken.model, reason)
+        return
+    draft.ask(ValidateArtifact(model=taken.model, source=taken.source, check=True))
+
+
+def _refuse_replace(state: State, alias: str) -> str:
+    if state.closing:
+        return "the engine is closing"
+    if alias not in state.aliases:
+        return f"no model {alias!r} is served that it could replace: load it"
+    if state.device.state not in ("serving", "degraded"):
+        return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
+    others = [one for one in state.models.values() if one.number != state.aliases[alias]]
+    if others:
+        held = ", ".join(f"model/{m.number} ({m.alias!r}, {m.state})" for m in others)
+        return f"one load at a time: wait for {held}"
+    return ""
+
+
+def load_back(draft: Draft, taken: LoadBackRequested) -> None:
+    """Begin to load what served an alias before a model failed that was to replace it."""
+    others = list(draft.state.models.values())
+    data = {"alias": taken.alias, "source": taken.source, "sha256": taken.sha256}
+    draft.emit("model", taken.model, "load", data={**data, "instead_of": taken.instead_of})
     reason = _refuse_load(draft.state, others)
     if reason:
         _refuse(draft, taken.model, reason)
@@ -49,13 +95,13 @@ def _refuse_load(state: State, others: list[ModelState]) -> str:
 def _refuse(draft: Draft, number: int, reason: str) -> None:
     """End a load that touched nothing: failed, and clean at once."""
     draft.emit("model", number, "refuse", data={"reason": reason})
-    draft.emit("model", number, "clean")
+    let_go(draft, draft.state.models[number], "clean", generation=0)
 
 
 def refused(draft: Draft, taken: ArtifactRefused) -> None:
     """End a load whose artifact is not good."""
     model = draft.state.models.get(taken.model)
-    if model is not None and model.state == "validating":
+    if model is not None and model.state == "validating" and not model.waiting:
         _refuse(draft, taken.model, taken.reason)
 
 
@@ -63,9 +109,12 @@ def validated(draft: Draft, taken: ArtifactValidated) -> None:
     """Check that the artifact fits the device and the limits, then have it configured."""
     state = draft.state
     model = state.models.get(taken.model)
-    if model is None or model.state != "validating":
+    if model is None or model.state != "validating" or model.waiting:
         return
-    reason = "the engine is closing" if state.closing else refuse_artifact(state, taken)
+    if is_check(model):
+        _vet(draft, model, taken)
+        return
+    reason = _refuse_other(state, model, taken) or refuse_artifact(state, taken)
     if reason:
         data = {"reason": reason, "release": True}
         draft.emit("model", taken.model, "refuse", data=data)
@@ -80,6 +129,39 @@ def validated(draft: Draft, taken: ArtifactValidated) -> None:
     data = {"lanes": [state.next_lane, taken.lane_count], "buffers": buffers}
     draft.emit("model", taken.model, "accept", generation=generation, data=data)
     ask_configure(draft, model)
+
+
+def _vet(draft: Draft, model: ModelState, taken: ArtifactValidated) -> None:
+    """Let a good artifact wait for the model it replaces; a bad one costs that model nothing."""
+    old = draft.state.models.get(model.replaces)
+    chips = taken.chips if old is None else _chips_without(old, taken.chips)
+    fitting = attrs.evolve(taken, chips=chips)
+    reason = _refuse_other(draft.state, model, taken) or refuse_artifact(draft.state, fitting)
+    if reason:
+        _refuse(draft, model.number, reason)
+        return
+    draft.emit("model", model.number, "vet", data={"sha256": taken.sha256})
+    if old is not None:
+        make_way(draft, old)
+    ask_again(draft)
+
+
+def _chips_without(old: ModelState, chips: tuple[ChipFacts, ...]) -> tuple[ChipFacts, ...]:
+    """Return the chips as they will be when a model has given back what it has on them."""
+    held = (*(old.facts.chip_bytes if old.facts is not None else ()), *(0 for _ in chips))
+    return tuple(
+        attrs.evolve(chip, used_bytes=max(0, chip.used_bytes - mine))
+        for chip, mine in zip(chips, held, strict=False)
+    )
+
+
+def _refuse_other(state: State, model: ModelState, taken: ArtifactValidated) -> str:
+    """Return why a load must not go on whatever the artifact needs, or ""."""
+    if state.closing:
+        return "the engine is closing"
+    if model.must_be and taken.sha256 != model.must_be:
+        return f"another artifact is at {model.source} now: {taken.sha256}, not {model.must_be}"
+    return ""
 
 
 def refuse_artifact(state: State, taken: ArtifactValidated) -> str:
@@ -174,6 +256,7 @@ def publish(draft: Draft, model: ModelState) -> None:
     draft.ask(PublishModel(model=model.number, generation=model.generation))
     if is_proving(draft.state):
         serve_again(draft)
+    make_way(draft, model)
 
 
 def fail_load(draft: Draft, model: ModelState, reason: str) -> None:

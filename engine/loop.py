@@ -31,7 +31,7 @@ from laneway.engine.checking import (
 from laneway.engine.clients import Clients
 from laneway.engine.clock import Clock, wall_clock_ns
 from laneway.engine.decide import decide
-from laneway.engine.effects import Conclude, Deliver, Effect
+from laneway.engine.effects import Conclude, Deliver, Effect, LoadBack
 from laneway.engine.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -47,7 +47,9 @@ from laneway.engine.inputs import (
     CloseRequested,
     EngineStarted,
     Input,
+    LoadBackRequested,
     LoadRequested,
+    ReplaceRequested,
     RequestSubmitted,
     SubmitWithdrawn,
     TimePassed,
@@ -65,6 +67,7 @@ from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
 from laneway.engine.timing import next_wake_ns
 from laneway.engine.wanted import is_wanted, withdrawn_job
+from laneway.statemachines import Event
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
@@ -126,6 +129,7 @@ class Engine:
         )
         self._held = HeldBack(self._clients.model_of)
         self._failures: dict[int, str] = {}
+        self._backs: dict[int, int] = {}
         self._subscriptions: list[Subscription] = []
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -290,14 +294,24 @@ class Engine:
         """Let waiters and subscribers see a durable step."""
         self._measure(step)
         for event in step.events:
-            if event.machine == "model" and event.dest == "failed":
-                self._failures[event.entities[0]] = str(event.data.get("reason", "abandoned"))
+            if event.machine == "model":
+                self._show_model(event)
             elif event.machine == "device" and event.trigger == "close":
                 self._ended = True
             elif event.machine == "request" and event.trigger == "resume":
                 self._clients.go_on(event.entities[0], event.data["model"])
         for subscription in self._subscriptions:
             subscription.put(step)
+
+    def _show_model(self, event: Event) -> None:
+        """Note which loads failed, and by which other each is made up for (0: not numbered yet)."""
+        (number,) = event.entities
+        if event.dest == "failed":
+            self._failures[number] = str(event.data.get("reason", "abandoned"))
+        if "loads_back" in event.data:
+            self._backs[number] = 0
+        elif "instead_of" in event.data:
+            self._backs[event.data["instead_of"]] = number
 
     def _act_all(self) -> None:
         """Carry out every effect that waits; tokens that stand together are told at once."""
@@ -316,6 +330,8 @@ class Engine:
             self._clients.deliver((effect,))
         elif isinstance(effect, Conclude):
             self._clients.conclude(self._held.amend(effect))
+        elif isinstance(effect, LoadBack):
+            self._load_back(effect)
         elif is_wanted(self._state, effect):
             self._device.execute(effect)
         elif (job := withdrawn_job(self._state, effect)) is not None:
@@ -453,19 +469,87 @@ class Engine:
         check_text("alias", alias, most=NAME_CHARACTERS_MAX)
         path = os.fspath(source)
         check_text("source", path, most=SOURCE_CHARACTERS_MAX)
+        number = self._ask_model(lambda n: LoadRequested(model=n, alias=alias, source=path))
+        self._wait_for(lambda: self._has_failed(number) or self._is_ready(number))
+        if number in self._failures:
+            raise ModelError(f"model {alias!r} was not loaded: {self._failures[number]}")
+        return number
+
+    def replace(self, alias: str, source: str | os.PathLike[str]) -> int:
+        """Put another artifact in the place of a model; return its number once it is ready.
+
+        A bad artifact is refused while the model goes on. For a good one the model finishes what it
+        has, requests that come meanwhile are told to come again, and the alias moves at once. If
+        the new one then cannot be configured or does not pass golden, what was there before is
+        loaded back.
+
+        Raises: ModelError with the reason and what serves the alias now; EngineClosedError.
+        Source: R10.2, R14.5.
+        """
+        check_text("alias", alias, most=NAME_CHARACTERS_MAX)
+        path = os.fspath(source)
+        check_text("source", path, most=SOURCE_CHARACTERS_MAX)
+        number = self._ask_model(lambda n: ReplaceRequested(model=n, alias=alias, source=path))
+        self._wait_for(lambda: self._is_ready(number) or self._is_made_up_for(number))
+        if number in self._failures:
+            reason = self._failures[number]
+            serves = self._describe_serving(alias, number)
+            raise ModelError(f"model {alias!r} was not replaced: {reason}; {serves}")
+        return number
+
+    def _ask_model(self, make: Callable[[int], Input]) -> int:
+        """Ask for a load under the next number of a model; return that number."""
         made: list[int] = []
 
         def number() -> Input:
             made.append(self._next_model)
             self._next_model += 1
-            return LoadRequested(model=made[0], alias=alias, source=path)
+            return make(made[0])
 
         self._check_failure()
         self._inbox.ask(number)
-        self._wait_for(lambda: self._has_failed(made[0]) or self._is_ready(made[0]))
-        if made[0] in self._failures:
-            raise ModelError(f"model {alias!r} was not loaded: {self._failures[made[0]]}")
         return made[0]
+
+    def _load_back(self, effect: LoadBack) -> None:
+        """Give a load that the engine itself asks for its number."""
+
+        def number() -> Input:
+            self._next_model += 1
+            return LoadBackRequested(
+                model=self._next_model - 1,
+                alias=effect.alias,
+                source=effect.source,
+                sha256=effect.sha256,
+                instead_of=effect.instead_of,
+            )
+
+        self._inbox.ask(number, urgent=True)
+
+    def _is_made_up_for(self, number: int) -> bool:
+        """Return whether a replacement failed and nothing more follows of it.
+
+        What it took is given back, or never will be; what was there before serves, or cannot.
+        """
+        state = self._state
+        out = state.device.state in ("lost", "closing", "closed")
+        if number not in self._failures or (number in state.models and not out):
+            return False
+        back = self._backs.get(number)
+        if back is None or (out and not back):
+            return True
+        return bool(back) and (
+            back in self._failures or back not in state.models or self._is_ready(back)
+        )
+
+    def _describe_serving(self, alias: str, number: int) -> str:
+        """Return what serves an alias after a replacement failed."""
+        back, serving = self._backs.get(number), self.model_number(alias)
+        if back in self._failures:
+            return f"what was there before was not loaded back: {self._failures[back]}"
+        if serving is None:
+            return "nothing serves it now: load it"
+        how = "loaded back" if serving == back else "untouched"
+        return f"model/{serving} serves it ({how})"
 
     def unload(self, alias: str) -> None:
         """Drain a model, release it and check that its memory came back.

@@ -44,6 +44,7 @@ from laneway.engine.reserving import suspect as suspect_lanes
 from laneway.engine.resuming import go_on, suspend_request
 from laneway.engine.state import DEVICE as DEVICE_NUMBER
 from laneway.engine.state import ModelState, State, is_homeless
+from laneway.engine.successors import ask_again
 from laneway.engine.trusting import restrict
 
 WELL = ("ok", "degraded")
@@ -350,6 +351,7 @@ def serve_again(draft: Draft) -> None:
         model = state.models[number]
         if model.state == "ready" and model.drain_again:
             draft.emit("model", number, "drain", generation=model.generation)
+    ask_again(draft)
     resume_waiting(draft)
 
 

@@ -257,6 +257,24 @@ class ModelState:
     reread_ns: int = 0
     rereading: bool = False
     canary: Canary = attrs.Factory(Canary)
+    replaces: int = 0
+    """The model whose place it is to take, 0 for none (successors.py)."""
+
+    vetted: bool = False
+    waiting: bool = False
+    """Its artifact was found good beside that model; it waits until its load may go on."""
+
+    must_be: str = ""
+    """The SHA-256 that its artifact must have, "" for any."""
+
+
+@attrs.frozen
+class Proven:
+    """An artifact that passed golden: where it was, its SHA-256, and the device with versions."""
+
+    source: str
+    sha256: str
+    device: str
 
 
 @attrs.define
@@ -318,6 +336,9 @@ class State:
     closing: bool = False
     models: dict[int, ModelState] = attrs.Factory(dict)
     aliases: dict[str, int] = attrs.Factory(dict)
+    proven: dict[str, tuple[Proven, ...]] = attrs.Factory(dict)
+    """By alias what passed golden under it, the latest last (successors.py)."""
+
     lanes: dict[int, LaneState] = attrs.Factory(dict)
     buffers: dict[int, BufferState] = attrs.Factory(dict)
     jobs: dict[int, JobState] = attrs.Factory(dict)

@@ -12,6 +12,7 @@ from laneway.engine.inputs import HealthProbed, ModelReleased, ReleaseFailed
 from laneway.engine.ladder import CONFIGURATION
 from laneway.engine.recovering import begin
 from laneway.engine.state import ModelState, State
+from laneway.engine.successors import ask_again, let_go
 
 
 def drain(draft: Draft, number: int) -> None:
@@ -99,8 +100,9 @@ def judge_reread(draft: Draft, taken: HealthProbed) -> None:
 
 def _take_as_gone(draft: Draft, model: ModelState) -> None:
     trigger = "vacate" if model.state == "unloading" else "clean"
-    draft.emit("model", model.number, trigger, generation=model.generation)
+    let_go(draft, model, trigger, generation=model.generation)
     requalify(draft)
+    ask_again(draft)
 
 
 def still_held(state: State, model: ModelState, used_bytes: tuple[int, ...]) -> str:

@@ -49,6 +49,8 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
     {
         "EngineStarted": (3, inputs.EngineStarted),
         "LoadRequested": (1, inputs.LoadRequested),
+        "ReplaceRequested": (1, inputs.ReplaceRequested),
+        "LoadBackRequested": (1, inputs.LoadBackRequested),
         "ArtifactValidated": (3, inputs.ArtifactValidated),
         "ArtifactRefused": (1, inputs.ArtifactRefused),
         "ModelConfigured": (1, inputs.ModelConfigured),

@@ -25,6 +25,22 @@ MODEL = declare(
     final=(),
     edges=(
         Edge("load", ("unloaded",), "validating", "loading.load", "R10.1, R10.2"),
+        Edge(
+            "vet",
+            ("validating",),
+            "validating",
+            "loading.validated",
+            "R10.2",
+            "good, and another model has the device: it waits until that is gone",
+        ),
+        Edge(
+            "revalidate",
+            ("validating",),
+            "validating",
+            "successors.ask_again",
+            "R10.2",
+            "what it waited for is over: its artifact is validated for good",
+        ),
         Edge("accept", ("validating",), "configuring", "loading.validated", "R10.1, E20a"),
         Edge("refuse", ("validating",), "failed", "loading.refused", "R10.1, R9.1"),
         Edge(

@@ -3,6 +3,7 @@
 import attrs
 import pytest
 from support.fake_device import FakeDevice, healthy
+from support.recovery import faulted
 from support.rig import Rig
 
 from laneway.engine import Limits, ModelError
@@ -22,6 +23,21 @@ def test_live_requests_are_finished_first() -> None:
     rig.check_answers()
     assert rig.engine.models() == () and not rig.engine.ready()
     assert "no model is ready" in rig.engine.health().reason
+    rig.close()
+
+
+def test_an_unload_goes_on_after_a_reset_that_came_between() -> None:
+    """The model serves what was suspended, then is gone as asked; it does not serve on."""
+    rig = Rig(resets=True)
+    rig.submit([1, 2], max_tokens=8)
+    rig.run_actions(6)
+    rig.ask_unload(1)
+    rig.run(until=lambda: rig.state.models[1].state == "draining")
+    rig.device.drop_jobs()
+    rig.interrupt(faulted(min(rig.state.jobs)))
+    rig.run()
+    assert not rig.state.models and rig.state.device.state == "serving"
+    rig.check_answers()
     rig.close()
 
 

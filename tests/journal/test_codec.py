@@ -161,6 +161,8 @@ WIRE_NAMES = {
         " counters]",
     ),
     "LoadRequested": (1, "model alias source"),
+    "ReplaceRequested": (1, "model alias source"),
+    "LoadBackRequested": (1, "model alias source sha256 instead_of"),
     "ArtifactValidated": (
         3,
         "model name sha256 architecture layout lane_rule context_tokens vocabulary lane_count"

@@ -104,6 +104,7 @@ class FakeDevice:
     on each lane's sequence, moved by the KV operations alone, and every reservation is checked
     against it. ``verified`` names the capabilities that carry a record. ``order`` says which of the
     running jobs ends next, by place. ``resets`` changes fields of the reports of the next resets.
+    ``sources`` answers for the artifacts of single sources in place of ``artifact``.
     ``cancels`` is the code that a cancel is answered with; ``ends``: 0, and the job does end.
     """
 
@@ -121,6 +122,7 @@ class FakeDevice:
     verified: tuple[str, ...] = ()
     order: list[int] = attrs.Factory(list)
     artifact: Callable[[int], ArtifactValidated] = attrs.field(default=lambda m: artifact(m))
+    sources: dict[str, Callable[[ValidateArtifact], Input]] = attrs.Factory(dict)
     executed: list[DeviceEffect] = attrs.Factory(list)
     submitted: list[SubmitJob] = attrs.Factory(list)
     closes: list[bool] = attrs.Factory(list)
@@ -405,8 +407,10 @@ class FakeDevice:
         if self.refuse_artifact:
             self.post(ArtifactRefused(model=effect.model, reason=self.refuse_artifact))
             return
-        self._known.add(effect.model)
-        self.post(self.artifact(effect.model))
+        if not effect.check:
+            self._known.add(effect.model)
+        told = self.sources.get(effect.source)
+        self.post(self.artifact(effect.model) if told is None else told(effect))
 
     def _cancel(self, effect: CancelJob) -> None:
         """Say what ``cancels`` says; ``ends`` ends the job as well."""
@@ -462,6 +466,7 @@ class FakeDevice:
             self._bound,
         ):
             held.clear()
+        assert effect.model in self._known, f"model/{effect.model} was checked, not validated"
         self._lane_first = effect.lane_first
         self._pool = {
             number: plan.submodel

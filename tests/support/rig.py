@@ -12,7 +12,13 @@ from laneway.engine import Engine, Limits, Request, Result, Sampling, Stream
 from laneway.engine.decide import decide
 from laneway.engine.effects import CloseDevice
 from laneway.engine.evolve import fold
-from laneway.engine.inputs import CloseRequested, Input, LoadRequested, UnloadRequested
+from laneway.engine.inputs import (
+    CloseRequested,
+    Input,
+    LoadRequested,
+    ReplaceRequested,
+    UnloadRequested,
+)
 from laneway.engine.invariants import check
 from laneway.engine.ports import Step
 from laneway.engine.state import State, freeze, initial_state
@@ -161,6 +167,17 @@ class Rig:
         def make() -> Input:
             self.engine._next_model += 1
             return LoadRequested(model=number, alias=alias, source="source")
+
+        self.ask(make)
+        return number
+
+    def ask_replace(self, alias: str = "m") -> int:
+        """Ask for a replacement without waiting for it; return the new model's number."""
+        number = self.engine._next_model
+
+        def make() -> Input:
+            self.engine._next_model += 1
+            return ReplaceRequested(model=number, alias=alias, source="newer")
 
         self.ask(make)
         return number
