@@ -299,6 +299,8 @@ def _row(index: int, result: Result) -> dict[str, Any]:
     }
     if result.suspect_tokens_from is not None:
         row["suspect_tokens_from"] = result.suspect_tokens_from
+    if result.continued_tokens_from is not None:
+        row["continued_tokens_from"] = result.continued_tokens_from
     return row
 
 

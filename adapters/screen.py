@@ -77,6 +77,8 @@ class Screen:
         how = result.finish_reason if result.error is None else str(result.error)
         if result.suspect_tokens_from is not None:
             how += f", in doubt from token {result.suspect_tokens_from} on"
+        if result.continued_tokens_from is not None:
+            how += f", continued after a fault from token {result.continued_tokens_from} on"
         self._endings[index] = f"[{how}, {result.usage.completion_tokens} tokens]"
         if self._live is None and not self._quiet:
             rest = self._answers[index][self._shown[index] :]

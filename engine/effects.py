@@ -281,7 +281,9 @@ class Conclude:
 
     ``finish_reason`` is stop, length, cancelled, deadline or error. ``kind`` names the error
     (``RejectReason`` value or fault); "" when it ended well. From ``suspect_tokens_from`` on the
-    device's numbers were in doubt when its tokens were made, None: nowhere (decision 15).
+    device's numbers were in doubt when its tokens were made, None: nowhere (decision 15). From
+    ``continued_tokens_from`` on they were made after a fault or a restart, and nothing promises
+    that they are those of a run without it.
     """
 
     request: int
@@ -294,6 +296,7 @@ class Conclude:
     retry_after_ns: int | None = None
     admitted: bool = True
     suspect_tokens_from: int | None = None
+    continued_tokens_from: int | None = None
 
 
 DeviceEffect = (

@@ -30,6 +30,8 @@ def conclude(
     data = {"reason": kind or finish_reason, "tokens": len(request.tokens)}
     if request.suspect_from is not None:
         data["suspect_from"] = request.suspect_from
+    if request.continued_from is not None:
+        data["continued_from"] = request.continued_from
     draft.emit("request", request.number, trigger, generation=generation, data=data)
     draft.ask(
         Conclude(
@@ -42,6 +44,7 @@ def conclude(
             http_status=http_status,
             retry_after_ns=retry_after_ns,
             suspect_tokens_from=request.suspect_from,
+            continued_tokens_from=request.continued_from,
         )
     )
     if request.lane is not None:

@@ -123,6 +123,8 @@ def _resume(state: State, request: RequestState, event: Event) -> None:
     """Let a request wait for a lane again; all that it has goes through its prefill."""
     request.model = event.data["model"]
     request.prefill_tokens = len(request.prompt) + len(request.tokens)
+    if not event.data.get("exact", True) and request.continued_from is None:
+        request.continued_from = len(request.tokens)
     if request.served:
         request.long = request.prefill_tokens > state.limits.long_prefill_threshold_tokens
     _wait(state, request)

@@ -102,4 +102,5 @@ class Remembered:
             http_status=_STATUSES.get(trigger, 500),
             admitted=trigger != "reject",
             suspect_tokens_from=self.ending.data.get("suspect_from"),
+            continued_tokens_from=self.ending.data.get("continued_from"),
         )

@@ -138,6 +138,9 @@ class Result:
     model has no tokenizer. ``logprobs`` has an entry for each token, as in Delta, if they were
     asked for. ``suspect_tokens_from``: a canary found the device's numbers in doubt, and the tokens
     from this position on were made since the last good one; None: nothing was found.
+    ``continued_tokens_from``: after a fault or a restart the answer went on from this position, on
+    a device of which no record says that this gives the same numbers; None where it does, or where
+    nothing happened.
     """
 
     request: int
@@ -149,6 +152,7 @@ class Result:
     error: RequestError | None = None
     logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
     suspect_tokens_from: int | None = None
+    continued_tokens_from: int | None = None
 
     def raise_for_error(self) -> None:
         """Raise the request's error, if it has one."""

@@ -9,8 +9,8 @@ away: same position, same random number, same history for penalties, same masks.
 A prefill that does not take all of it runs what it takes. The rest goes through further parts where
 prompts may be run in parts, else one by one through decode jobs that draw nothing. Where a prefill
 gives the bits of decodes, as on the simulated board, the answer is that of a run without a fault,
-by bits. Other devices do not promise it; the ``resume`` event says that the request was continued,
-and from which token on.
+by bits. That is promised where a record says that a prompt in pieces equals the whole, since a
+decode is a piece of one token; elsewhere the answer is marked from the first continued token on.
 
 Guilt. Every request of the job that a fault names is a suspect, whatever the size of the batch;
 all others are innocent (guilt.py: whom a hang names). A suspect is run once more, alone: its jobs
@@ -29,12 +29,13 @@ for the next restart.
 
 from typing import Any
 
+from laneway.engine.capability import chunked_prefill
 from laneway.engine.draft import Draft
 from laneway.engine.ending import fail
 from laneway.engine.errors import InternalError
 from laneway.engine.guilt import content_of
 from laneway.engine.reserving import evict_if_idle
-from laneway.engine.state import ModelState, RequestState, is_homeless
+from laneway.engine.state import ModelState, RequestState, State, is_homeless
 
 REQUEUES_MAX = 1
 SUSPICIONS_MAX = 1
@@ -90,7 +91,16 @@ def resume_request(draft: Draft, request: RequestState, model: ModelState | None
     state = draft.state
     chosen = state.models[request.model] if model is None else model
     data = {"model": chosen.number, "tokens": len(request.tokens), "alone": request.alone}
+    if request.tokens and not _continues_exactly(state, chosen):
+        data["exact"] = False
     draft.emit("request", request.number, "resume", generation=chosen.generation, data=data)
+
+
+def _continues_exactly(state: State, model: ModelState) -> bool:
+    """Return whether a prefill of known tokens is known to give the bits of their decodes."""
+    device, facts = state.device.facts, model.facts
+    assert device is not None and facts is not None
+    return chunked_prefill(device, facts.sha256)
 
 
 def go_on(draft: Draft, request: RequestState) -> None:

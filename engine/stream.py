@@ -222,6 +222,7 @@ class Stream:
                 error=_error_of(ending),
                 logprobs=tuple(self._logprobs),
                 suspect_tokens_from=ending.suspect_tokens_from,
+                continued_tokens_from=ending.continued_tokens_from,
             )
             self._tell()
 

@@ -292,6 +292,8 @@ def test_a_row_says_from_which_token_on_an_answer_is_in_doubt() -> None:
     assert list(_row(0, plain)) == KEYS
     doubted = _row(0, attrs.evolve(plain, suspect_tokens_from=1))
     assert doubted == {**_row(0, plain), "suspect_tokens_from": 1}
+    continued = _row(0, attrs.evolve(plain, continued_tokens_from=1))
+    assert continued == {**_row(0, plain), "continued_tokens_from": 1}
 
 
 @pytest.mark.parametrize(

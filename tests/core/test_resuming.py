@@ -115,7 +115,7 @@ def test_what_the_sampler_is_given_is_what_it_was_without_the_fault() -> None:
 
 def test_deltas_and_log_probabilities_are_those_of_a_calm_run() -> None:
     def life(fault_at: int | None) -> tuple[list[Any], Result]:
-        rig = Rig()
+        rig = Rig(device=FakeDevice(verified=("INCREMENTAL_PREFILL",)))
         stream = rig.submit([5, 6], seed=9, max_tokens=10, ignore_eos=True, logprobs=3)
         if fault_at is not None:
             rig.run_actions(fault_at)
@@ -184,6 +184,26 @@ def test_more_than_a_prefill_takes_goes_in_parts_or_by_decodes(incremental: bool
             assert [task for task, _ in jobs[: first + 1]] == expected
             seen += tokens > 6
     assert seen > 12
+
+
+@pytest.mark.parametrize("verified", [(), ("INCREMENTAL_PREFILL",)])
+def test_what_no_record_promises_is_marked_and_what_one_promises_is_not(
+    verified: tuple[str, ...],
+) -> None:
+    """A continued answer says from which token on; one that had no token yet was not continued."""
+    rig = Rig(device=FakeDevice(verified=verified))
+    first = rig.submit([1, 2, 3], max_tokens=6, ignore_eos=True)
+    rig.run(until=lambda: 1 in rig.state.requests and len(rig.state.requests[1].tokens) == 2)
+    second = rig.submit([4, 5], max_tokens=6, ignore_eos=True)
+    recovery = Recovery(rig)
+    recovery.fault(None)
+    recovery.recover()
+    rig.run()
+    rig.check_answers()
+    assert first.result().continued_tokens_from == (None if verified else 2)
+    assert second.result().continued_tokens_from is None
+    rig.check_idle()
+    rig.close()
 
 
 # ---------------------------------------------------------------------------- guilt
