@@ -1,35 +1,13 @@
 """Suspects, guilt and poison: who fails alone, and what is refused afterwards (G15, 9.3)."""
 
-import attrs
-from support.fake_device import healthy
 from support.rig import Rig
+from support.strikes import POISON, poisoned
 
 from laneway.engine import RequestRejectedError, Stream
 from laneway.engine.effects import SubmitJob
-from laneway.engine.inputs import Completed, DeviceFaulted, Input
+from laneway.engine.inputs import Completed, Input
 
 HOUR_NS = 3_600_000_000_000
-POISON = (6, 6, 6)
-CCU = 0x0604
-
-
-def poisoned(effect: SubmitJob, done: Completed) -> Input:
-    """Fail every job that has a row of the poison prompt; others end well."""
-    if not any(row.tokens[:3] == POISON for row in effect.rows):
-        return done
-    return DeviceFaulted(
-        job=effect.job,
-        ticket=done.ticket,
-        epoch=effect.epoch,
-        generation=effect.generation,
-        kind="ccu",
-        code=CCU,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="bad command",
-        record=None,
-        health=attrs.evolve(healthy(0)),
-    )
 
 
 def kind_of(stream: Stream) -> tuple[str, int]:
