@@ -48,8 +48,13 @@ def content_of(prompt: tuple[int, ...]) -> str:
 
 
 def accuse(ladder: Ladder, limits: Limits, content: str, now_ns: int) -> None:
-    """Add one to the score of a content; what is too long ago, or too much, is forgotten."""
+    """Add one to the score of a content; what is too long ago, or too much, is forgotten.
+
+    Several requests with one prompt in the job of a fault are one accusation of it.
+    """
     score, at_ns = ladder.guilt.pop(content, (0, 0))
+    if score and at_ns == now_ns:
+        score -= 1
     if now_ns - at_ns >= limits.poison_window_ns:
         score = 0
     kept = [

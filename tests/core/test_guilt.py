@@ -1,35 +1,15 @@
 """Suspects, guilt and poison: who fails alone, and what is refused afterwards (G15, 9.3)."""
 
-import attrs
-from support.fake_device import healthy
+from support.fake_device import FakeDevice
 from support.rig import Rig
+from support.schedules import VERIFIED, wide
+from support.strikes import POISON, poisoned
 
 from laneway.engine import RequestRejectedError, Stream
 from laneway.engine.effects import SubmitJob
-from laneway.engine.inputs import Completed, DeviceFaulted, Input
+from laneway.engine.inputs import Completed, Input
 
 HOUR_NS = 3_600_000_000_000
-POISON = (6, 6, 6)
-CCU = 0x0604
-
-
-def poisoned(effect: SubmitJob, done: Completed) -> Input:
-    """Fail every job that has a row of the poison prompt; others end well."""
-    if not any(row.tokens[:3] == POISON for row in effect.rows):
-        return done
-    return DeviceFaulted(
-        job=effect.job,
-        ticket=done.ticket,
-        epoch=effect.epoch,
-        generation=effect.generation,
-        kind="ccu",
-        code=CCU,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="bad command",
-        record=None,
-        health=attrs.evolve(healthy(0)),
-    )
 
 
 def kind_of(stream: Stream) -> tuple[str, int]:
@@ -56,6 +36,34 @@ def test_what_fails_alone_again_ends_and_its_content_is_refused_for_an_hour() ->
     rig.run()
     assert later.result().error is None
     rig.check_idle()
+    rig.close()
+
+
+def test_twins_in_one_job_are_accused_once() -> None:
+    """9.3: it takes two faults to be poison, however often a content stands in the first one."""
+    device = FakeDevice(
+        verified=VERIFIED,
+        artifact=lambda model: wide(model, lanes=4, batches=(1, 4), rule="length_zero"),
+    )
+    rig = Rig(device=device, resets=True)
+    faults = iter([True])
+
+    def once(effect: SubmitJob, done: Completed) -> Input:
+        poisons = sum(row.tokens[:3] == POISON for row in effect.rows)
+        return poisoned(effect, done) if poisons == 3 and next(faults, False) else done
+
+    device.on_result = once
+    rig.submit([1, 2], max_tokens=1, ignore_eos=True)
+    rig.run(until=lambda: bool(rig.state.jobs))
+    for number in range(3):
+        rig.submit(POISON, seed=number, max_tokens=4, ignore_eos=True)
+    rig.run(until=lambda: len(rig.state.suspended) == 3)
+    assert [score for score, _ in rig.state.ladder.guilt.values()] == [1]
+    rig.run(until=lambda: rig.state.device.state == "serving")
+    rig.submit(POISON, seed=9, max_tokens=4, ignore_eos=True)
+    rig.run()
+    rig.check_answers()
+    assert rig.state.ladder.guilt == {}
     rig.close()
 
 

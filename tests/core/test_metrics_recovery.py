@@ -12,47 +12,16 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
-from support.script import PROMPTS, TOKENS, small_artifact
+from support.script import small_artifact
+from support.strikes import STICKY, begin, strike
 
 from laneway.engine.distribution import Distribution
 from laneway.engine.effects import RunReset
 from laneway.engine.families import picture
-from laneway.engine.inputs import DeviceFaulted
 from laneway.engine.metrics import Metrics
 from laneway.engine.picture import MetricsPicture
 
-STICKY = 0x0804
 WORSE = (("submitted", 3), *((n, 0) for n in ("pending", "running", "finished", "failed")))
-
-
-def begin(*, resets: bool = True) -> Rig:
-    """Return a rig with three requests handed in."""
-    rig = Rig(device=FakeDevice(artifact=small_artifact), resets=resets)
-    for number, prompt in enumerate(PROMPTS):
-        rig.submit(prompt, seed=number, max_tokens=TOKENS, ignore_eos=True)
-    return rig
-
-
-def break_job(rig: Rig) -> None:
-    """Let the job in flight end in an exception of unknown extent (row 7)."""
-    rig.run(until=lambda: any(job.state == "submitted" for job in rig.state.jobs.values()))
-    (job,) = rig.state.jobs.values()
-    rig.device.drop_jobs()
-    rig.interrupt(
-        DeviceFaulted(
-            job=job.number,
-            ticket=job.ticket,
-            epoch=rig.state.device.epoch,
-            generation=job.generation,
-            kind="ccu",
-            code=0x0604,
-            quiescent=False,
-            kv_effect="unknown",
-            reason="told to",
-            record=None,
-            health=healthy(0),
-        )
-    )
 
 
 def counted(told: MetricsPicture, name: str) -> dict[tuple[str, ...], Any]:
@@ -99,7 +68,7 @@ def check_fold(rig: Rig) -> MetricsPicture:
 def test_each_reset_has_one_result(lie: dict[str, Any], result: str) -> None:
     rig = begin()
     rig.device.resets.append(lie)
-    break_job(rig)
+    strike(rig)
     rig.run()
     rig.check_answers()
     told = check_fold(rig)
@@ -113,7 +82,7 @@ def test_each_reset_has_one_result(lie: dict[str, Any], result: str) -> None:
 
 def test_a_proof_that_fails_and_versions_that_change() -> None:
     rig = begin()
-    break_job(rig)
+    strike(rig)
     rig.device.verdict = "token 3 differs"
     rig.run(until=lambda: sum(isinstance(e, RunReset) for e in rig.device.executed) == 2)
     rig.device.verdict = "equal"
@@ -130,7 +99,7 @@ def test_a_proof_that_fails_and_versions_that_change() -> None:
 def test_requests_and_time_of_a_recovery() -> None:
     """Suspended and resumed are counted as decided; the time is that between two steps."""
     rig = begin()
-    break_job(rig)
+    strike(rig)
     at_ns = rig.steps[-1].at_ns
     rig.run()
     rig.check_answers()
@@ -152,7 +121,7 @@ def test_requests_and_time_of_a_recovery() -> None:
 
 def test_they_agree_after_every_action_and_over_a_kill() -> None:
     rig = begin()
-    break_job(rig)
+    strike(rig)
     while rig.state.device.state != "recovering":
         assert rig.act()
         check_fold(rig)

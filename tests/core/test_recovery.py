@@ -13,10 +13,22 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
-from support.script import PROMPTS, TOKENS, small_artifact
+from support.script import small_artifact
+from support.strikes import (
+    CCU,
+    DMA,
+    REJECTED,
+    STICKY,
+    begin,
+    fault,
+    levels,
+    run_to_job,
+    strike,
+    strike_now,
+)
 
-from laneway.engine import Limits, Request, RequestRejectedError, Stream
-from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, RunReset, SubmitJob
+from laneway.engine import Request, RequestRejectedError, Stream
+from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, SubmitJob
 from laneway.engine.inputs import (
     Completed,
     ConfigureFailed,
@@ -30,15 +42,6 @@ from laneway.engine.inputs import (
 )
 
 SECOND_NS = 1_000_000_000
-CCU, DMA, REJECTED, STICKY, WEDGED = 0x0604, 0x0605, 0x0601, 0x0804, 0x0802
-
-
-def begin(limits: Limits | None = None, **device: Any) -> Rig:
-    """Return a rig with resets in its budget and three requests handed in."""
-    rig = Rig(device=FakeDevice(artifact=small_artifact, **device), limits=limits, resets=True)
-    for number, prompt in enumerate(PROMPTS):
-        rig.submit(prompt, seed=number, max_tokens=TOKENS, ignore_eos=True)
-    return rig
 
 
 def points(stride: int = 1) -> Iterator[Rig]:
@@ -49,30 +52,6 @@ def points(stride: int = 1) -> Iterator[Rig]:
         assert rig.run_actions(count)
         rig.replays = count % 11 == 0
         yield rig
-
-
-def fault(rig: Rig, kind: str, code: int, **more: Any) -> DeviceFaulted:
-    """Return a fault of the job in flight, or of the device where the kind is of the device."""
-    job = next(iter(rig.state.jobs.values()), None)
-    taken = DeviceFaulted(
-        job=job.number if job is not None and kind not in ("device", "call") else None,
-        ticket=job.ticket if job is not None else 0,
-        epoch=rig.state.device.epoch,
-        generation=rig.state.models[1].generation,
-        kind=kind,
-        code=code,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=healthy(0),
-    )
-    return attrs.evolve(taken, **more)
-
-
-def run_to_job(rig: Rig) -> None:
-    """Run until the device has a job that it accepted."""
-    rig.run(until=lambda: any(job.state == "submitted" for job in rig.state.jobs.values()))
 
 
 def finish(rig: Rig) -> None:
@@ -97,11 +76,6 @@ def is_refused(stream: Stream) -> bool:
     return isinstance(error, RequestRejectedError) and error.reason == "model_not_ready"
 
 
-def levels(rig: Rig) -> list[int]:
-    """Return the levels of the resets that the device was asked for."""
-    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
-
-
 @pytest.mark.parametrize(
     ("kind", "code", "expected"),
     [
@@ -118,9 +92,7 @@ def test_a_fault_of_the_running_job_at_every_point(
     for rig in points(stride=1 if kind == "ccu" else 2):
         if not any(job.state == "submitted" for job in rig.state.jobs.values()):
             continue
-        taken = fault(rig, kind, code)
-        rig.device.drop_jobs()
-        rig.interrupt(taken)
+        strike_now(rig, kind, code)
         assert not rig.engine.ready()
         generation = rig.state.models[1].generation
         finish(rig)
@@ -184,9 +156,7 @@ def test_a_contained_exception_costs_a_buffer_and_no_reset() -> None:
             continue
         (job,) = rig.state.jobs.values()
         buffer = job.buffer
-        taken = fault(rig, "ccu", CCU, quiescent=True, kv_effect="none")
-        rig.device.drop_jobs()
-        rig.interrupt(taken)
+        strike_now(rig, "ccu", CCU, quiescent=True, kv_effect="none")
         assert rig.state.buffers[buffer].state == "quarantined"
         assert rig.state.device.state == "degraded"
         rig.run()
@@ -203,10 +173,7 @@ def test_a_second_exception_in_its_window_is_not_contained_any_more() -> None:
     for apart_ns, expected in ((599 * SECOND_NS, [1]), (601 * SECOND_NS, [])):
         rig = begin()
         for _ in range(2):
-            run_to_job(rig)
-            taken = fault(rig, "ccu", CCU, quiescent=True, kv_effect="none")
-            rig.device.drop_jobs()
-            rig.interrupt(taken)
+            strike(rig, "ccu", CCU, quiescent=True, kv_effect="none")
             rig.run()
             rig.device.clock.advance(apart_ns)
             rig.submit([4, 4], seed=9, ignore_eos=True)
@@ -304,9 +271,7 @@ def test_rungs_are_climbed_until_one_helps() -> None:
         rig = begin()
         run_to_job(rig)
         rig.device.resets.append(lie)
-        taken = fault(rig, "ccu", CCU)
-        rig.device.drop_jobs()
-        rig.interrupt(taken)
+        strike_now(rig)
         finish(rig)
         assert levels(rig) == [1, 2], lie
 
@@ -318,11 +283,8 @@ def counters(**told: int) -> tuple[tuple[str, int], ...]:
 
 def test_jobs_that_are_not_accounted_for_need_the_reset_of_the_device() -> None:
     rig = begin()
-    run_to_job(rig)
     rig.device.resets.append({"jobs_unaccounted": 1})
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike(rig)
     finish(rig)
     assert levels(rig) == [1, 4]
 
@@ -330,10 +292,7 @@ def test_jobs_that_are_not_accounted_for_need_the_reset_of_the_device() -> None:
 def test_golden_decides_whether_a_reset_helped() -> None:
     """V6: golden that differs after a reset is the next rung, not a failed load."""
     rig = begin()
-    run_to_job(rig)
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike(rig)
     rig.device.verdict = "token 3 differs"
     rig.run(until=lambda: len(levels(rig)) == 2)
     rig.device.verdict = "equal"
@@ -343,10 +302,7 @@ def test_golden_decides_whether_a_reset_helped() -> None:
 
 def test_a_configuration_that_fails_after_a_reset_is_the_next_rung() -> None:
     rig = begin()
-    run_to_job(rig)
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike(rig)
 
     def refuse(effect: ConfigureModel) -> Input | None:
         del rig.device.overrides[ConfigureModel]
@@ -364,9 +320,7 @@ def test_a_device_that_stays_broken_is_lost_within_its_budget() -> None:
     for _ in range(20):
         rig.device.resets.append({"code": 0x0805, "reason": "failed"})
     started_ns = rig.device.clock.now_ns()
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike_now(rig)
     rig.run()
     assert levels(rig) == [1, 2, 4, 4, 4], "one climb, then the resets of the device in its budget"
     assert rig.state.device.state == "lost" and not rig.engine.ready()
@@ -415,10 +369,7 @@ def fault_of_device(rig: Rig) -> DeviceFaulted:
 def test_a_budget_is_there_again_after_its_window() -> None:
     rig = begin()
     for round_ in range(4):
-        run_to_job(rig)
-        taken = fault(rig, "ccu", CCU)
-        rig.device.drop_jobs()
-        rig.interrupt(taken)
+        strike(rig)
         rig.run()
         rig.device.clock.advance((1 if round_ != 2 else 1000) * SECOND_NS)
         rig.submit([round_ + 1, 2], seed=round_, ignore_eos=True)
@@ -457,10 +408,7 @@ def test_a_device_that_is_unwell_is_given_time_to_become_well() -> None:
 def test_a_degraded_device_that_was_unwell_is_degraded_afterwards() -> None:
     """G12: what is quarantined still is, whatever the device says of its health."""
     rig = begin()
-    run_to_job(rig)
-    taken = fault(rig, "ccu", CCU, quiescent=True, kv_effect="none")
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike(rig, "ccu", CCU, quiescent=True, kv_effect="none")
     assert rig.state.device.state == "degraded"
     rig.interrupt(HealthProbed(health=attrs.evolve(healthy(0), state="unhealthy"), reason=""))
     assert rig.state.device.state == "suspect"
@@ -489,11 +437,8 @@ def test_advice_of_an_unwell_device_is_taken_at_once() -> None:
 def test_versions_that_change_with_a_reset_end_the_service() -> None:
     """Row 26: another firmware is another device; nothing is published on it."""
     rig = begin()
-    run_to_job(rig)
     rig.device.resets.append({"firmware_version": "2"})
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike(rig)
     rig.run()
     assert rig.state.device.state == "lost"
     assert rig.events("device", "lose")[-1].data["rung"] == 8
@@ -575,13 +520,9 @@ def test_faults_in_the_middle_of_a_recovery_climb_and_end() -> None:
     """A fault while golden runs after a reset reopens the breaker and counts double (9.3)."""
     rig = begin()
     run_to_job(rig)
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike_now(rig)
     rig.run(until=lambda: rig.state.device.state == "recovering" and bool(rig.device.running))
-    again = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(again)
+    strike_now(rig)
     finish(rig)
     assert levels(rig) == [1, 2]
     assert [event.data["stamps"] for event in rig.events("device", "reset")] == [1, 2]
@@ -608,10 +549,7 @@ def test_what_a_proof_says_is_nothing_once_the_next_reset_is_decided(verdict: st
 def test_closing_at_every_point_of_a_recovery(drain: bool) -> None:
     def start() -> Rig:
         rig = begin()
-        run_to_job(rig)
-        taken = fault(rig, "ccu", CCU)
-        rig.device.drop_jobs()
-        rig.interrupt(taken)
+        strike(rig)
         return rig
 
     whole = start().run()
@@ -627,10 +565,7 @@ def test_closing_at_every_point_of_a_recovery(drain: bool) -> None:
 def test_each_reset_has_a_record_before_and_after() -> None:
     """E27, R14.7: cause, what was in flight, what was observed."""
     rig = begin()
-    run_to_job(rig)
-    taken = fault(rig, "ccu", CCU)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
+    strike(rig)
     finish(rig)
     (reset,) = rig.events("device", "reset")
     assert reset.data["cause"].startswith("exception") and reset.data["rung"] == 4
@@ -646,10 +581,7 @@ def test_a_further_fault_of_the_device_at_every_point_of_a_recovery() -> None:
     withdrawn = 0
     for count in range(0, 88, 2):
         rig = begin()
-        run_to_job(rig)
-        taken = fault(rig, "ccu", CCU)
-        rig.device.drop_jobs()
-        rig.interrupt(taken)
+        strike(rig)
         assert rig.run_actions(count)
         rig.interrupt(fault(rig, "device", STICKY))
         finish(rig)

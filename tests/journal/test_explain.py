@@ -7,7 +7,8 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
-from support.script import PROMPTS, TOKENS, small_artifact
+from support.script import TOKENS, small_artifact
+from support.strikes import begin, run_to_job, strike
 
 from laneway.engine.inputs import DeviceFaulted, HealthProbed, JobStalled, SubmitRefused
 from laneway.engine.ports import Step
@@ -15,41 +16,6 @@ from laneway.journal import open_journal
 from laneway.journal.explain import Explanation, explain, nearest
 
 SECOND_NS = 1_000_000_000
-
-
-def begin(*, resets: bool = True) -> Rig:
-    """Return a rig with three requests handed in."""
-    rig = Rig(device=FakeDevice(artifact=small_artifact), resets=resets)
-    for number, prompt in enumerate(PROMPTS):
-        rig.submit(prompt, seed=number, max_tokens=TOKENS, ignore_eos=True)
-    return rig
-
-
-def run_to_job(rig: Rig) -> int:
-    """Run until the device has accepted a job of a request; return its number."""
-    rig.run(until=lambda: any(job.state == "submitted" for job in rig.state.jobs.values()))
-    return next(iter(rig.state.jobs))
-
-
-def break_job(rig: Rig) -> DeviceFaulted:
-    """Let the job in flight end in an exception of unknown extent."""
-    job = rig.state.jobs[run_to_job(rig)]
-    taken = DeviceFaulted(
-        job=job.number,
-        ticket=job.ticket,
-        epoch=rig.state.device.epoch,
-        generation=job.generation,
-        kind="ccu",
-        code=0x0604,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=healthy(0),
-    )
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
-    return taken
 
 
 def told_of(steps: list[Step]) -> Explanation:
@@ -66,11 +32,11 @@ def step_of(steps: list[Step], kind: type) -> list[int]:
 
 def test_two_faults_are_two_stories_and_each_step_finds_its_own() -> None:
     rig = begin()
-    break_job(rig)
+    strike(rig)
     rig.run()
     rig.device.clock.advance(SECOND_NS)
     rig.submit([4, 4], seed=9, max_tokens=TOKENS, ignore_eos=True)
-    break_job(rig)
+    strike(rig)
     rig.run()
     rig.check_answers()
     rig.close()
@@ -90,9 +56,9 @@ def test_two_faults_are_two_stories_and_each_step_finds_its_own() -> None:
 
 def test_a_fault_within_a_recovery_belongs_to_its_story() -> None:
     rig = begin()
-    break_job(rig)
+    strike(rig)
     rig.run(until=lambda: rig.state.device.state == "recovering" and bool(rig.device.running))
-    break_job(rig)
+    strike(rig)
     rig.run()
     rig.close()
     (story,) = told_of(rig.steps).stories
@@ -117,7 +83,7 @@ def test_refusals_are_one_story_until_the_device_takes_a_job_again() -> None:
 
 def test_without_a_budget_the_story_says_lost_and_what_to_do() -> None:
     rig = begin(resets=False)
-    break_job(rig)
+    strike(rig)
     rig.run()
     rig.close()
     (story,) = told_of(rig.steps).stories
@@ -179,7 +145,7 @@ def test_a_killed_process_is_a_fault_that_the_next_start_tells() -> None:
 
 def test_a_kill_in_the_middle_of_a_recovery_ends_its_story() -> None:
     rig = begin()
-    break_job(rig)
+    strike(rig)
     rig.run(until=lambda: rig.state.device.state == "recovering")
     again = Rig(device=FakeDevice(artifact=small_artifact), steps=list(rig.steps), resume=True)
     again.run()
@@ -191,7 +157,7 @@ def test_a_kill_in_the_middle_of_a_recovery_ends_its_story() -> None:
 
 def test_a_journal_that_ends_in_the_middle_says_open() -> None:
     rig = begin()
-    break_job(rig)
+    strike(rig)
     told = told_of(list(rig.steps))
     (story,) = told.stories
     assert (story.outcome, story.next, told.device) == ("open", "", rig.state.device.state)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import attrs
 from mutants.canary_detectors import CANARY_DETECTORS
+from mutants.guilt_detectors import GUILT_DETECTORS
 from mutants.recovery_detectors import RECOVERY_DETECTORS
 from support.fake_device import KvFault
 from support.journal_steps import run_core, tamper
@@ -398,4 +399,5 @@ DETECTORS: tuple[Detector, ...] = (
     altered_input,
     *CANARY_DETECTORS,
     *RECOVERY_DETECTORS,
+    *GUILT_DETECTORS,
 )

@@ -11,6 +11,8 @@ import attrs
 import mutants.canary_detectors as canary_detectors
 import mutants.canary_plants as canary_plants
 import mutants.detectors as detectors
+import mutants.guilt_detectors as guilt_detectors
+import mutants.guilt_plants as guilt_plants
 import mutants.recovery_detectors as recovery_detectors
 import mutants.recovery_plants as recovery_plants
 import numpy as np
@@ -476,7 +478,7 @@ def _mutant(rule: str, plant: Plant, detector: Detector, says: str, wrong: str) 
     return Mutant(id=name, rule=rule, wrong=wrong, plant=plant, detector=detector, says=says)
 
 
-_d, _c, _r = detectors, canary_detectors, recovery_detectors
+_d, _c, _r, _g = detectors, canary_detectors, recovery_detectors, guilt_detectors
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "R2.7, R2.4",
@@ -939,5 +941,61 @@ MUTANTS: tuple[Mutant, ...] = (
         _r.fault_of_before,
         "I5",
         "a fault of another epoch is believed",
+    ),
+    _mutant(
+        "G15",
+        guilt_plants.hang_blames_everybody,
+        _g.two_hung,
+        "G15",
+        "of two jobs that stand still both are accused",
+    ),
+    _mutant(
+        "G15",
+        guilt_plants.hang_blames_the_one_told,
+        _g.two_hung,
+        "G15",
+        "the job that is told first is accused, not the oldest",
+    ),
+    _mutant(
+        "G15",
+        guilt_plants.innocents_blamed,
+        _g.exception_beside,
+        "G15",
+        "who runs beside a fault is accused of it",
+    ),
+    _mutant(
+        "9.3",
+        guilt_plants.twins_accused_twice,
+        _g.twins,
+        "9.3",
+        "a prompt that stands twice in one faulted job is poison",
+    ),
+    _mutant(
+        "G8",
+        guilt_plants.prefill_without_the_last_token,
+        _r.one_exception,
+        "G8",
+        "what goes on forgets its last token",
+    ),
+    _mutant(
+        "D11, I7",
+        guilt_plants.last_token_told_again,
+        _r.one_exception,
+        "told",
+        "the last token is told again to who goes on",
+    ),
+    _mutant(
+        "row 20, G11",
+        guilt_plants.lost_configuration_served,
+        _g.configuration_gone,
+        "row 20",
+        "a configuration that is gone is served on",
+    ),
+    _mutant(
+        "E9",
+        guilt_plants.freed_after_a_reset,
+        _g.transfers_beyond_a_reset,
+        "E9",
+        "tainted memory is given back after a reset",
     ),
 )

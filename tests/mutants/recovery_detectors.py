@@ -9,63 +9,34 @@ from typing import Any
 import attrs
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
-from support.script import PROMPTS, small_artifact
+from support.script import small_artifact
+from support.strikes import (
+    POISON,
+    RESET_FAILED,
+    STICKY,
+    begin,
+    fault,
+    levels,
+    poisoned,
+    strike,
+)
 
-from laneway.engine import Limits
-from laneway.engine.effects import RunReset, SubmitJob
-from laneway.engine.inputs import Completed, DeviceFaulted, Input
+from laneway.engine.inputs import DeviceFaulted
 from laneway.engine.limits import SECOND
 
-CCU, STICKY, RESET_FAILED = 0x0604, 0x0804, 0x0805
-POISON = (6, 6, 6)
 
-
-def _begin(limits: Limits | None = None) -> Rig:
-    rig = Rig(device=FakeDevice(artifact=small_artifact), limits=limits, resets=True)
-    for number, prompt in enumerate(PROMPTS):
-        rig.submit(prompt, seed=number, max_tokens=4, ignore_eos=True)
-    return rig
-
-
-def _fault(rig: Rig, **more: Any) -> DeviceFaulted:
-    """Return a fault of the job in flight, if there is one."""
-    job = next(iter(rig.state.jobs.values()), None)
-    taken = DeviceFaulted(
-        job=None if job is None else job.number,
-        ticket=0 if job is None else job.ticket,
-        epoch=rig.state.device.epoch,
-        generation=next(iter(rig.state.models.values())).generation,
-        kind="ccu",
-        code=CCU,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=healthy(0),
-    )
-    return attrs.evolve(taken, **more)
+def _begin() -> Rig:
+    return begin(tokens=4)
 
 
 def _device_fault(rig: Rig) -> DeviceFaulted:
-    return _fault(rig, job=None, ticket=0, kind="device", code=STICKY)
+    return fault(rig, "device", STICKY)
 
 
-def _strike(rig: Rig) -> None:
-    """Let the job in flight fail, and nothing of it be known."""
-    rig.run(until=lambda: any(job.state == "submitted" for job in rig.state.jobs.values()))
-    taken = _fault(rig)
-    rig.device.drop_jobs()
-    rig.interrupt(taken)
-
-
-def _levels(rig: Rig) -> list[int]:
-    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
-
-
-def _check(rig: Rig, rule: str, levels: list[int]) -> None:
+def _check(rig: Rig, rule: str, expected: list[int]) -> None:
     """Run to the end: service, the same texts, the expected resets."""
     rig.run()
-    assert _levels(rig) == levels, f"{rule}: resets {_levels(rig)} instead of {levels}"
+    assert levels(rig) == expected, f"{rule}: resets {levels(rig)} instead of {expected}"
     state = rig.state.device.state
     assert state == "serving", f"{rule}: the device is {state}"
     rig.check_answers()
@@ -78,7 +49,7 @@ def one_exception() -> None:
     for count in (0, 9, 22):
         rig = _begin()
         rig.run_actions(count)
-        _strike(rig)
+        strike(rig)
         (event,) = rig.events("device", "reset")
         assert rig.state.ladder.attempts == {4: (rig.state.now_ns,)}, (
             f"E28: the attempt is counted before it is made, not {rig.state.ladder.attempts}"
@@ -107,7 +78,7 @@ def resets_that_lie() -> None:
     ):
         rig = _begin()
         rig.device.resets.append(lie)
-        _strike(rig)
+        strike(rig)
         _check(rig, rule, [1, 2])
 
 
@@ -118,7 +89,7 @@ def another_firmware() -> None:
     """The firmware is another after the reset: nothing is served on it (V2)."""
     rig = _begin()
     rig.device.resets.append({"firmware_version": "2"})
-    _strike(rig)
+    strike(rig)
     rig.run()
     assert rig.state.device.state == "lost", f"V2, row 26: {rig.state.device.state}"
     rig.close()
@@ -128,8 +99,8 @@ def wrong_golden() -> None:
     """Golden differs after the first reset: that is the next rung (V6)."""
     rig = _begin()
     rig.device.verdict = "token 3 differs"
-    _strike(rig)
-    rig.run(until=lambda: len(_levels(rig)) == 2 or rig.engine.ready())
+    strike(rig)
+    rig.run(until=lambda: len(levels(rig)) == 2 or rig.engine.ready())
     rig.device.verdict = "equal"
     _check(rig, "V6", [1, 2])
 
@@ -157,9 +128,9 @@ def held_job() -> None:
     rig.device.holding = True
     started_ns = rig.device.clock.now_ns()
     rig.interrupt(_device_fault(rig))
-    rig.run(until=lambda: bool(_levels(rig)))
+    rig.run(until=lambda: bool(levels(rig)))
     waited_ns = rig.device.clock.now_ns() - started_ns
-    assert _levels(rig), "cascade guard: a drain without end"
+    assert levels(rig), "cascade guard: a drain without end"
     in_time = 30 * SECOND <= waited_ns < 31 * SECOND
     assert in_time, f"cascade guard: reset after {waited_ns} ns"
     rig.device.holding = False
@@ -172,9 +143,9 @@ def broken_for_good() -> None:
     for _ in range(30):
         rig.device.resets.append({"code": RESET_FAILED, "reason": "failed"})
     started_ns = rig.device.clock.now_ns()
-    _strike(rig)
-    rig.run(until=lambda: len(_levels(rig)) > 9)
-    assert _levels(rig) == [1, 2, 4, 4, 4], f"I10, E28: resets {_levels(rig)}"
+    strike(rig)
+    rig.run(until=lambda: len(levels(rig)) > 9)
+    assert levels(rig) == [1, 2, 4, 4, 4], f"I10, E28: resets {levels(rig)}"
     waited_ns = rig.device.clock.now_ns() - started_ns
     assert waited_ns >= 180 * SECOND, f"9.3: pauses of {waited_ns} ns in all"
     assert rig.state.device.state == "lost", f"G7: {rig.state.device.state}"
@@ -189,9 +160,9 @@ def crash_loop() -> None:
         rig.device.resets.extend({"code": RESET_FAILED, "reason": "failed"} for _ in range(9))
         rig.submit([1, 2])
         rig.interrupt(_device_fault(rig))
-        rig.run(until=lambda rig=rig: len(_levels(rig)) > 9)  # type: ignore[misc]
+        rig.run(until=lambda rig=rig: len(levels(rig)) > 9)  # type: ignore[misc]
         expected = [4, 4, 4] if process == 0 else []
-        assert _levels(rig) == expected, f"E28: process {process} resets {_levels(rig)}"
+        assert levels(rig) == expected, f"E28: process {process} resets {levels(rig)}"
         rung = rig.events("device", "lose")[-1].data["rung"]
         assert rung == (7 if process < 3 else 8), f"E28: process {process} ends on rung {rung}"
         rig.close()
@@ -201,9 +172,9 @@ def crash_loop() -> None:
 def two_faults() -> None:
     """A fault in the proof of a reset counts double, and the next rung is taken (9.3)."""
     rig = _begin()
-    _strike(rig)
+    strike(rig)
     rig.run(until=lambda: rig.state.device.state == "recovering" and bool(rig.device.running))
-    _strike(rig)
+    strike(rig)
     stamps = [event.data["stamps"] for event in rig.events("device", "reset")]
     assert stamps == [1, 2], f"9.3: stamps {stamps}"
     _check(rig, "9.3", [1, 2])
@@ -213,7 +184,7 @@ def fault_of_before() -> None:
     """A fault that names an epoch that is over is recorded, and nothing else (I5)."""
     rig = _begin()
     rig.run(until=lambda: any(job.state == "submitted" for job in rig.state.jobs.values()))
-    rig.interrupt(_fault(rig, epoch=rig.state.device.epoch + 5))
+    rig.interrupt(fault(rig, epoch=rig.state.device.epoch + 5))
     assert rig.state.device.state == "serving", f"I5: {rig.state.device.state}"
     _check(rig, "I5", [])
 
@@ -235,28 +206,10 @@ def innocents_twice() -> None:
     rig.close()
 
 
-def _poisoned(asked: SubmitJob, done: Completed) -> Input:
-    if not any(row.tokens[:3] == POISON for row in asked.rows):
-        return done
-    return DeviceFaulted(
-        job=asked.job,
-        ticket=done.ticket,
-        epoch=asked.epoch,
-        generation=asked.generation,
-        kind="ccu",
-        code=CCU,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="bad command",
-        record=None,
-        health=healthy(0),
-    )
-
-
 def poison() -> None:
     """One prompt fails every job of it: it fails alone, is refused then, and nobody else pays."""
     rig = Rig(resets=True)
-    rig.device.on_result = _poisoned
+    rig.device.on_result = poisoned
     others = [rig.submit([2, n], seed=n, max_tokens=8, ignore_eos=True) for n in range(3)]
     guilty = rig.submit(POISON, seed=5)
     rig.run()
@@ -273,7 +226,7 @@ def poison() -> None:
 def pardoned() -> None:
     """Whoever gets through alone is accused of nothing any more (9.3)."""
     rig = _begin()
-    _strike(rig)
+    strike(rig)
     _check(rig, "row 7", [1])
     assert rig.state.ladder.guilt == {}, f"9.3: accused for good: {rig.state.ladder.guilt}"
 
