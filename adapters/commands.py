@@ -282,6 +282,12 @@ class Commands:
 
         After a reset (``again``) the model stays known when that fails: its requests still wait.
         """
+        known = self._models.get(effect.model)
+        if known is None and effect.again:
+            reason = "its first configuration failed and was given back"
+            failed = ConfigureFailed(model=effect.model, code=npurt.Code.BAD_STATE, reason=reason)
+            self._post(failed)
+            return
         model = self._model(effect.model)
         try:
             with self._calls.exclusive(timeout_s=EXCLUSIVE_TIMEOUT_S):

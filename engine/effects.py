@@ -223,7 +223,9 @@ class ReadCounters:
 
 @attrs.frozen(kw_only=True)
 class RunReset:
-    """Reset the device at a level: 1 CCU, 2 configuration, 4 device. Answer: ResetFinished.
+    """Reset the device at a level: 1 CCU, 2 configuration, 3 memory, 4 device.
+
+    Answer: ResetFinished.
 
     ``cause`` is the code of the fault that led to it, 0 if there was none.
     """

@@ -68,6 +68,7 @@ def _escalate(state: State, event: Event) -> None:
         code=data.get("code", before.code if before is not None else 0),
         watching=data.get("watching", False),
         pausing=data.get("pausing", False),
+        level=data.get("level", 0),
     )
 
 

@@ -4,7 +4,7 @@ from laneway.engine.effects import BufferPlan
 from laneway.engine.errors import InternalError
 from laneway.engine.evolve_canaries import evolve_proof
 from laneway.engine.inputs import ArtifactValidated, Input, ModelConfigured
-from laneway.engine.proven import remember_proven
+from laneway.engine.proven import forget_proven, remember_proven
 from laneway.engine.state import BufferState, LaneState, ModelState, State
 from laneway.statemachines import Event
 
@@ -34,7 +34,7 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
     evolve_proof(state, model, event)
     if event.trigger == "accept":
         _accept(state, model, event, taken)
-    elif event.trigger == "degrade":
+    elif event.trigger in ("degrade", "stand_down"):
         _degrade(model, event)
     elif event.trigger == "reconfigure":
         model.generation = event.generation
@@ -45,6 +45,7 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
         model.drain_again = False
     elif event.trigger == "retry":
         model.configure_failures += 1
+        model.waiting = event.data.get("waits", False)
     elif event.trigger in ("vet", "revalidate"):
         model.vetted, model.waiting = True, event.trigger == "vet"
     elif event.trigger == "publish":
@@ -53,6 +54,8 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
         remember_proven(state, model)
     elif event.dest == "unloaded":
         _remove_model(state, number)
+    if event.data.get("disproven"):
+        forget_proven(state, model)
     if model.state != "ready" and state.aliases.get(model.alias) == number:
         del state.aliases[model.alias]
 

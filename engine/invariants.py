@@ -34,6 +34,9 @@ SERVES = {
 }
 """What the model of a request may be, by the request's state."""
 
+NO_LANES = ("validating", "configuring", "recovering", "failed")
+"""What a model may be that was never configured."""
+
 BUSY_BUFFERS = ("preparing", "submitted", "running")
 
 
@@ -236,7 +239,7 @@ def check_lanes(state: State) -> None:
         count = held.count(model.number)
         if count == model.lane_count:
             continue
-        if count or model.state not in ("validating", "configuring", "failed"):
+        if count or model.state not in NO_LANES:
             said = f"model/{model.number} has {count} of {model.lane_count} lanes"
             raise InvariantError("I3", said)
     owners = [(n.origin, n.owner) for n in state.lanes.values() if n.origin == "request"]

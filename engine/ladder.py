@@ -17,10 +17,19 @@ QUARANTINE, CANCEL, CCU, CONFIGURATION, DEVICE, PROCESS, OUT = range(2, 9)
 LEVELS = {CCU: 1, CONFIGURATION: 2, DEVICE: 4}
 """The level of reset that a rung runs."""
 
+MEMORY = 3
+"""The level that clears dynamic memory: what rung 5 runs first where memory is the matter."""
+
 INSPECT = 0
 """The level that runs no reset: another process did, and the device is looked at (row 22)."""
 
 FOREIGN_RESET = "epoch changed by another (row 22)"
+
+NUMBERS = "abnormal numbers (row 12)"
+"""The cause of a generation that computes wrongly."""
+
+GOLDEN = "golden at load, passed before (row 18)"
+"""The cause of a load that ran well on this device before and does not now."""
 
 RUNG_OF_ADVICE = {1: CCU, 2: CONFIGURATION, 3: CONFIGURATION, 4: DEVICE, 100: PROCESS}
 """What a device advises (npurt.h), as a rung; 101 and 102 are matters of an operator."""
@@ -41,7 +50,7 @@ class Recovery:
 
     ``until_ns``: when the drain is over, or the pause before the next reset. ``attempts``: resets
     on this rung. ``watching``: the device is unwell and is given until then to become well (row
-    14). ``resets``: how many there were in all.
+    14). ``resets``: how many there were in all. ``level``: of its reset, 0 for the rung's own.
     """
 
     cause: str
@@ -54,6 +63,7 @@ class Recovery:
     code: int = 0
     watching: bool = False
     pausing: bool = False
+    level: int = 0
 
 
 @attrs.define
@@ -157,7 +167,7 @@ def first_rung(kind: str, code: int, *, quiescent: bool, kv_effect: str) -> tupl
     if kind in ("aborted", "lost", "doubtful", "restore"):
         return f"job {kind}, extent unknown (row 7)", CCU
     if kind == "numeric":
-        return "abnormal numbers (row 12)", CONFIGURATION
+        return NUMBERS, CONFIGURATION
     if code >> 8 in (CLASS_STALE, CLASS_GENERATION):
         return "generation gone (row 20)", CONFIGURATION
     return "device error (row 15)", DEVICE

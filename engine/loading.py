@@ -8,11 +8,14 @@ and says why. One that replaces a model that serves is let in beside it as far a
 waits there until that model is gone (successors.py).
 """
 
+from typing import Any
+
 import attrs
 
 from laneway.engine.configuring import ask_configure
 from laneway.engine.draft import Draft
 from laneway.engine.effects import PublishModel, ReleaseModel, ValidateArtifact
+from laneway.engine.going_back import give_way, stand_down, stands_down, way_back
 from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
@@ -23,8 +26,19 @@ from laneway.engine.inputs import (
     ModelConfigured,
     ReplaceRequested,
 )
+from laneway.engine.ladder import CONFIGURATION, DEVICE, GOLDEN, MEMORY, PROCESS, is_spent
 from laneway.engine.plan import takes_rows
-from laneway.engine.recovering import configured_again, is_proving, proof_failed, serve_again
+from laneway.engine.proven import passed_here
+from laneway.engine.recovering import (
+    begin,
+    configured_again,
+    give_up,
+    is_proving,
+    next_rung,
+    proof_failed,
+    prove_on,
+    serve_again,
+)
 from laneway.engine.reserving import suspect
 from laneway.engine.state import ModelState, State
 from laneway.engine.successors import ask_again, is_check, let_go, make_way
@@ -70,15 +84,22 @@ def _refuse_replace(state: State, alias: str) -> str:
 
 
 def load_back(draft: Draft, taken: LoadBackRequested) -> None:
-    """Begin to load what served an alias before a model failed that was to replace it."""
-    others = list(draft.state.models.values())
-    data = {"alias": taken.alias, "source": taken.source, "sha256": taken.sha256}
-    draft.emit("model", taken.model, "load", data={**data, "instead_of": taken.instead_of})
-    reason = _refuse_load(draft.state, others)
+    """Begin to load what served an alias before: once its place is free, or beside who has it."""
+    state = draft.state
+    others = list(state.models.values())
+    data: dict[str, Any] = {
+        **{"alias": taken.alias, "source": taken.source, "sha256": taken.sha256},
+        "instead_of": taken.instead_of,
+    }
+    beside = stands_down(state.models.get(taken.instead_of), state)
+    if beside:
+        data["replaces"] = taken.instead_of
+    draft.emit("model", taken.model, "load", data=data)
+    reason = "" if beside and not state.closing else _refuse_load(state, others)
     if reason:
         _refuse(draft, taken.model, reason)
         return
-    draft.ask(ValidateArtifact(model=taken.model, source=taken.source))
+    draft.ask(ValidateArtifact(model=taken.model, source=taken.source, check=beside))
 
 
 def _refuse_load(state: State, others: list[ModelState]) -> str:
@@ -96,6 +117,7 @@ def _refuse(draft: Draft, number: int, reason: str) -> None:
     """End a load that touched nothing: failed, and clean at once."""
     draft.emit("model", number, "refuse", data={"reason": reason})
     let_go(draft, draft.state.models[number], "clean", generation=0)
+    prove_on(draft, reason)
 
 
 def refused(draft: Draft, taken: ArtifactRefused) -> None:
@@ -141,7 +163,9 @@ def _vet(draft: Draft, model: ModelState, taken: ArtifactValidated) -> None:
         _refuse(draft, model.number, reason)
         return
     draft.emit("model", model.number, "vet", data={"sha256": taken.sha256})
-    if old is not None:
+    if stands_down(old, draft.state):
+        give_way(draft, old)
+    elif old is not None:
         make_way(draft, old)
     ask_again(draft)
 
@@ -159,6 +183,9 @@ def _refuse_other(state: State, model: ModelState, taken: ArtifactValidated) -> 
     """Return why a load must not go on whatever the artifact needs, or ""."""
     if state.closing:
         return "the engine is closing"
+    old = state.models.get(model.replaces)
+    if model.must_be and old is not None and not stands_down(old, state):
+        return f"model/{old.number} is tried again after a further reset"
     if model.must_be and taken.sha256 != model.must_be:
         return f"another artifact is at {model.source} now: {taken.sha256}, not {model.must_be}"
     return ""
@@ -225,25 +252,36 @@ def configured(draft: Draft, taken: ModelConfigured) -> None:
 
 
 def configure_failed(draft: Draft, taken: ConfigureFailed) -> None:
-    """Try a configuration that the device refused once more, then end the load (row 17).
+    """Try a configuration that the device refused again behind a reset, then end the load (row 17).
 
-    What it took was given back before this was said, the artifact with it: the second try begins at
-    validating.
+    What it took was given back before this was said, the artifact with it: each try begins at
+    validating. Dynamic memory is cleared first; the second time the device is reset, once.
     """
     model = draft.state.models.get(taken.model)
     if model is None or model.state != "configuring":
         return
     reason = f"configure failed with {taken.code:#06x}: {taken.reason}"
     limits = draft.state.limits
-    if is_proving(draft.state):
+    proving = is_proving(draft.state)
+    if proving and model.lane_first in draft.state.lanes:
         proof_failed(draft, model, reason)
         return
-    if model.configure_failures >= limits.configure_retries_max or draft.state.closing:
-        fail_load(draft, model, reason)
+    last = model.configure_failures >= limits.configure_retries_max
+    rung = DEVICE if last else CONFIGURATION
+    spent = is_spent(draft.state.ladder, limits, rung, draft.state.now_ns)
+    over = model.configure_failures > limits.configure_retries_max or (last and spent)
+    if over or draft.state.closing:
+        end_load(draft, model, reason)
         return
-    data = {"reason": reason}
+    data = {"reason": reason, "waits": True}
     draft.emit("model", model.number, "retry", generation=model.generation, data=data)
-    draft.ask(ValidateArtifact(model=model.number, source=model.source))
+    if proving:
+        next_rung(draft, f"model/{model.number}: {reason}")
+    elif not spent:
+        level = 0 if last else MEMORY
+        begin(draft, "configure failed (row 17)", rung, reason, code=taken.code, level=level)
+    else:
+        ask_again(draft)
 
 
 def publish(draft: Draft, model: ModelState) -> None:
@@ -259,6 +297,37 @@ def publish(draft: Draft, model: ModelState) -> None:
     make_way(draft, model)
 
 
+def golden_differed(draft: Draft, model: ModelState, reason: str) -> None:
+    """End a load whose golden run differs; a model that served gives way to what did before it.
+
+    That follows a reset which did not help against abnormal numbers (row 12). An artifact that
+    passed on this device before is tried again behind a reset of the configuration, then of the
+    device; if that does not help, the device is not what it was (row 18).
+    """
+    state = draft.state
+    back, recovery = way_back(state, model), state.ladder.recovery
+    said = f"model/{model.number}: {reason}"
+    if back is not None:
+        stand_down(draft, model, back, reason)
+    elif is_proving(state) and recovery is not None and recovery.cause == GOLDEN:
+        if recovery.rung < DEVICE:
+            proof_failed(draft, model, reason)
+        else:
+            give_up(draft, f"what passed golden before does not after resets: {said}", PROCESS)
+    elif recovery is None and _is_doubtful(state, model):
+        begin(draft, GOLDEN, CONFIGURATION, said, spared=model.number)
+    else:
+        fail_load(draft, model, reason)
+
+
+def _is_doubtful(state: State, model: ModelState) -> bool:
+    """Return whether golden differs of an artifact that this device ran well (row 18)."""
+    assert model.facts is not None
+    known = passed_here(state, model.facts.sha256)
+    spent = is_spent(state.ladder, state.limits, CONFIGURATION, state.now_ns)
+    return known and not spent and not state.closing
+
+
 def fail_load(draft: Draft, model: ModelState, reason: str) -> None:
     """Give up a load that has the device, and have its memory given back (G6, row 18).
 
@@ -268,8 +337,13 @@ def fail_load(draft: Draft, model: ModelState, reason: str) -> None:
     if is_proving(draft.state):
         proof_failed(draft, model, reason)
         return
-    if model.served and draft.state.ladder.recovery is not None:
-        return
+    recovery = draft.state.ladder.recovery
+    if recovery is None or (recovery.watching and not model.served):
+        end_load(draft, model, reason)
+
+
+def end_load(draft: Draft, model: ModelState, reason: str) -> None:
+    """Fail a load, and have given back what it took."""
     lanes = [n for n, lane in draft.state.lanes.items() if lane.model == model.number]
     suspect(draft, [n for n in lanes if draft.state.lanes[n].state == "ready"], reason=reason)
     data = {"reason": reason, "release": True}

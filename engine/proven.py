@@ -14,6 +14,18 @@ def proven_here(state: State, alias: str) -> tuple[Proven, ...]:
     return tuple(one for one in state.proven.get(alias, ()) if one.device == here)
 
 
+def forget_proven(state: State, model: ModelState) -> None:
+    """Forget what a model passed golden with: it does not any more; called by ``evolve`` alone."""
+    sha256 = "" if model.facts is None else model.facts.sha256
+    kept = tuple(one for one in state.proven.get(model.alias, ()) if one.sha256 != sha256)
+    state.proven[model.alias] = kept
+
+
+def passed_here(state: State, sha256: str) -> bool:
+    """Return whether an artifact passed golden on the device as it is now, under any name."""
+    return any(one.sha256 == sha256 for name in state.proven for one in proven_here(state, name))
+
+
 def fingerprint(facts: DeviceFacts) -> str:
     """Return what tells a device, with its versions, from others (E24)."""
     versions = (facts.runtime_version, facts.driver_version, facts.firmware_version)

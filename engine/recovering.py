@@ -54,8 +54,21 @@ _HELD_BUFFERS = ("preparing", "submitted", "running", "completing")
 _HAS_GENERATION = ("ready", "draining", "configuring", "warming")
 
 
-def begin(draft: Draft, cause: str, rung: int, reason: str, *, code: int = 0) -> None:
-    """Begin a recovery on a rung, or take a further fault into the one under way."""
+def begin(
+    draft: Draft,
+    cause: str,
+    rung: int,
+    reason: str,
+    *,
+    code: int = 0,
+    level: int = 0,
+    spared: int = 0,
+) -> None:
+    """Begin a recovery on a rung, or take a further fault into the one under way.
+
+    ``level`` is of its first reset, where it is not the rung's own; ``spared`` is the model of a
+    first load that the recovery is for.
+    """
     state = draft.state
     recovery = state.ladder.recovery
     if state.device.state in ("lost", "closing", "closed"):
@@ -68,8 +81,9 @@ def begin(draft: Draft, cause: str, rung: int, reason: str, *, code: int = 0) ->
         if state.device.state in USABLE:
             draft.device("suspect", data={"reason": reason})
         until_ns = state.now_ns + state.limits.drain_timeout_ns
-        escalate(draft, cause, rung, reason, until_ns=until_ns, code=code)
-        _fail_first_loads(draft, reason)
+        more: dict[str, Any] = {"level": level} if level else {}
+        escalate(draft, cause, rung, reason, until_ns=until_ns, code=code, **more)
+        _fail_first_loads(draft, reason, spared)
     elif state.device.state == "recovering":
         next_rung(draft, reason, least=rung)
     elif state.device.state == "suspect" and rung > recovery.rung:
@@ -96,10 +110,14 @@ def escalate(draft: Draft, cause: str, rung: int, reason: str, **more: Any) -> N
 
 
 def next_rung(draft: Draft, reason: str, *, least: int = 0) -> None:
-    """Choose what follows a rung that did not help: the next one, the last one again (row 23)."""
+    """Choose what follows a rung that did not help: the next one, the last one again (row 23).
+
+    A rung that began with another level than its own is run once more with that first.
+    """
     recovery = draft.state.ladder.recovery
     assert recovery is not None
-    rung = max(min(recovery.rung + 1, DEVICE), least)
+    following = recovery.rung if recovery.level else recovery.rung + 1
+    rung = max(min(following, DEVICE), least)
     until_ns = draft.state.now_ns + draft.state.limits.drain_timeout_ns
     escalate(draft, recovery.cause, rung, reason, until_ns=until_ns)
 
@@ -177,7 +195,8 @@ def run_reset(draft: Draft) -> None:
         until_ns = state.now_ns + wait_ns
         escalate(draft, recovery.cause, rung, reason, until_ns=until_ns, pausing=True)
         return
-    _start(draft, rung, LEVELS[rung], stamps=2 if state.ladder.breaker == "half_open" else 1)
+    level = recovery.level if recovery.level and rung == recovery.rung else LEVELS[rung]
+    _start(draft, rung, level, stamps=2 if state.ladder.breaker == "half_open" else 1)
 
 
 def recent_epoch_changes(state: State) -> tuple[int, ...]:
@@ -360,6 +379,21 @@ def proof_failed(draft: Draft, model: ModelState, reason: str) -> None:
     next_rung(draft, f"model/{model.number}: {reason}")
 
 
+def prove_on(draft: Draft, reason: str) -> None:
+    """Go on with a proof that waited for another model and will not get it.
+
+    The model that stood down for it is reset further; without any the device serves, and the
+    golden run of the next load decides.
+    """
+    state = draft.state
+    if state.device.state != "recovering":
+        return
+    if not state.models:
+        serve_again(draft)
+    elif all(model.state == "recovering" for model in state.models.values()):
+        next_rung(draft, f"there is no way back: {reason}")
+
+
 def is_proving(state: State) -> bool:
     """Return whether what runs now is the proof after a reset."""
     return state.device.state == "recovering"
@@ -370,11 +404,12 @@ def _has_to_prove(state: State) -> bool:
     return any(model.state in ("configuring", "warming") for model in state.models.values())
 
 
-def _fail_first_loads(draft: Draft, reason: str) -> None:
+def _fail_first_loads(draft: Draft, reason: str, spared: int) -> None:
     """End loads that never served: whoever asked for them is told, and may ask again (G6)."""
     for number in sorted(draft.state.models):
         model = draft.state.models[number]
-        if not model.served and model.state in ("configuring", "warming"):
+        first = not model.served and number != spared
+        if first and model.state in ("configuring", "warming"):
             _end_load(draft, model, reason)
 
 

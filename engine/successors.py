@@ -17,7 +17,7 @@ from laneway.engine.effects import LoadBack, ValidateArtifact
 from laneway.engine.proven import proven_here
 from laneway.engine.state import ModelState, Proven, State
 
-_TAKES_MODELS = ("serving", "degraded")
+_TAKES_MODELS = ("serving", "degraded", "recovering")
 
 
 def is_check(model: ModelState) -> bool:

@@ -10,7 +10,7 @@ canaries (canaries.py).
 
 from laneway.engine.draft import Draft
 from laneway.engine.inputs import RowResult, SubmodelFacts, Trial
-from laneway.engine.loading import fail_load, publish
+from laneway.engine.loading import fail_load, golden_differed, publish
 from laneway.engine.plan import Plan, PlanRow, takes_rows
 from laneway.engine.queueing import free_buffer
 from laneway.engine.reserving import evict
@@ -117,13 +117,12 @@ def judge_trial(draft: Draft, job: JobState, results: tuple[RowResult, ...]) -> 
         return
     for row, result in zip(job.rows, results, strict=True):
         lane = draft.state.lanes[row.lane]
-        reason = ""
         if result.verdict not in ("", "equal"):
-            reason = f"golden {run.trial} at position {row.to_tokens - 1}: {result.verdict}"
-        elif lane.state != "ready" or lane.length_tokens != row.to_tokens:
-            reason = f"the KV of trial {run.trial} is in doubt"
-        if reason:
-            fail_load(draft, model, reason)
+            said = f"golden {run.trial} at position {row.to_tokens - 1}: {result.verdict}"
+            golden_differed(draft, model, said)
+            return
+        if lane.state != "ready" or lane.length_tokens != row.to_tokens:
+            fail_load(draft, model, f"the KV of trial {run.trial} is in doubt")
             return
     trial = model.facts.trials[run.trial]
     if run.done_tokens == len(trial.prompt) + len(trial.forced):

@@ -9,8 +9,8 @@ from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth, ReleaseModel
 from laneway.engine.faulting import requalify
 from laneway.engine.inputs import HealthProbed, ModelReleased, ReleaseFailed
-from laneway.engine.ladder import CONFIGURATION
-from laneway.engine.recovering import begin
+from laneway.engine.ladder import CONFIGURATION, MEMORY
+from laneway.engine.recovering import begin, prove_on
 from laneway.engine.state import ModelState, State
 from laneway.engine.successors import ask_again, let_go
 
@@ -103,6 +103,7 @@ def _take_as_gone(draft: Draft, model: ModelState) -> None:
     let_go(draft, model, trigger, generation=model.generation)
     requalify(draft)
     ask_again(draft)
+    prove_on(draft, model.reason)
 
 
 def still_held(state: State, model: ModelState, used_bytes: tuple[int, ...]) -> str:
@@ -126,8 +127,9 @@ def release_failed(draft: Draft, taken: ReleaseFailed) -> None:
 
 
 def _release_ended_badly(draft: Draft, model: ModelState, reason: str) -> None:
-    """Fail the model and have the configuration of the device reset (row 13, E22)."""
+    """Fail the model and have memory, then configuration of the device reset (row 13, E22)."""
     if model.state == "unloading":
         data = {"reason": reason}
         draft.emit("model", model.number, "fail", generation=model.generation, data=data)
-    begin(draft, "memory not given back (row 13)", CONFIGURATION, f"model/{model.number}: {reason}")
+    said = f"model/{model.number}: {reason}"
+    begin(draft, "memory not given back (row 13)", CONFIGURATION, said, level=MEMORY)

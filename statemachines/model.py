@@ -62,6 +62,14 @@ MODEL = declare(
             "its generation ends with the reset; before it is ready again golden must pass",
         ),
         Edge(
+            "stand_down",
+            ("warming",),
+            "recovering",
+            "going_back.stand_down",
+            "R14.5",
+            "golden differs after a reset, and another artifact served before: is it there still?",
+        ),
+        Edge(
             "reconfigure",
             ("recovering",),
             "configuring",

@@ -69,7 +69,7 @@ def test_a_damaged_one_costs_the_old_one_nothing(calbin: Path, newer: Path, tmp_
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        ("fault c kind=configure_fail skip=1 count=2", "configure failed with 0x0701"),
+        ("fault c kind=configure_fail skip=1 count=3", "configure failed with 0x0701"),
         ("fault w kind=warmup_wrong skip=1", "golden 0 at position"),
     ],
     ids=["configure", "golden"],

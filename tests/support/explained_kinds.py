@@ -88,15 +88,17 @@ KINDS: dict[str, Explained] = {
     "counter_reset": told(
         "counter_reset on=counters skip=1 field=finished", "counters", 21, 2, "distrusted"
     ),
-    "configure_fail": told("configure_fail on=configure nth=1", "configure", 17, 1, "went on"),
+    "configure_fail": told("configure_fail on=configure nth=1", "configure", 17, 5, "recovered"),
     "configure_partial_memory": told(
         "configure_partial_memory on=configure count=inf release=reset4",
         "configure",
         17,
-        1,
-        "failed",
+        5,
+        "recovered",
     ),
-    "configure_hang": told("configure_hang on=configure count=inf", "configure", 17, 1, "failed"),
+    "configure_hang": told(
+        "configure_hang on=configure count=inf", "configure", 17, 5, "recovered"
+    ),
     "warmup_wrong": told("warmup_wrong on=configure nth=1", "golden", 18, 1, "failed"),
     "release_leak": told("release_leak on=release nth=1", "memory", 13, 5, "lost"),
     "leak_until_dynamic_clear": told(

@@ -1,0 +1,176 @@
+"""What a load or an unload that fails may cost: resets, a retry, no more (rows 13, 17, 18)."""
+
+from collections.abc import Callable
+
+import attrs
+import pytest
+from support.fake_device import healthy
+from support.rig import Rig
+
+from laneway.engine import Limits, ModelError
+from laneway.engine.effects import ConfigureModel, ProbeHealth, ReleaseModel, RunReset, SubmitJob
+from laneway.engine.inputs import (
+    Completed,
+    ConfigureFailed,
+    HealthProbed,
+    Input,
+    ModelReleased,
+)
+
+
+def levels(rig: Rig) -> list[int]:
+    """Return the levels of the resets so far."""
+    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
+
+
+def refuse_configurations(rig: Rig, times: int) -> list[int]:
+    """Let the next configurations fail; return their generations as they come."""
+    configure, seen = rig.device._configure, list[int]()
+
+    def answer(effect: ConfigureModel) -> Input | None:
+        seen.append(effect.generation)
+        if len(seen) <= times:
+            return ConfigureFailed(model=effect.model, code=0x0701, reason="no bank")
+        configure(effect)
+        return None
+
+    rig.device.overrides[ConfigureModel] = answer
+    return seen
+
+
+# ------------------------------------------------------------------ row 17
+
+
+@pytest.mark.parametrize(("times", "wanted"), [(1, [3]), (2, [3, 4])])
+def test_a_configuration_is_tried_again_behind_a_reset_of_memory_then_of_the_device(
+    times: int, wanted: list[int]
+) -> None:
+    rig = Rig(resets=True, load=False)
+    seen = refuse_configurations(rig, times)
+    rig.engine.load("m", "source")
+    assert levels(rig) == wanted and len(seen) == times + 1
+    assert len(set(seen)) == len(seen), "a generation is never used twice"
+    assert rig.state.device.state == "serving" and rig.state.ladder.breaker == "closed"
+    rig.submit([1, 2])
+    rig.run()
+    rig.check_answers()
+    rig.close()
+
+
+def test_the_third_failure_is_a_failed_load_and_the_device_goes_on() -> None:
+    rig = Rig(resets=True, load=False)
+    seen = refuse_configurations(rig, 3)
+    with pytest.raises(ModelError, match="0x0701: no bank"):
+        rig.engine.load("m", "source")
+    rig.run()
+    assert levels(rig) == [3, 4] and len(seen) == 3
+    assert rig.state.device.state == "serving" and not rig.state.models
+    rig.engine.load("m", "source")
+    rig.close()
+
+
+def test_a_replacement_whose_configuration_fails_three_times_is_taken_back() -> None:
+    rig = Rig(resets=True)
+    refuse_configurations(rig, 3)
+    with pytest.raises(ModelError, match=r"no bank; model/3 serves it \(loaded back\)"):
+        rig.engine.replace("m", "newer")
+    assert levels(rig) == [3, 4]
+    rig.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "wanted", "tries"),
+    [
+        (Limits(configuration_resets_max=0), [4], 3),
+        (Limits(device_resets_max=0), [3], 2),
+        (Limits(configure_retries_max=0), [4], 2),
+        (Limits(configuration_resets_max=0, device_resets_max=0), [], 2),
+    ],
+)
+def test_no_more_than_the_budget_allows(limits: Limits, wanted: list[int], tries: int) -> None:
+    rig = Rig(resets=True, load=False, limits=limits)
+    seen = refuse_configurations(rig, 9)
+    with pytest.raises(ModelError, match="no bank"):
+        rig.engine.load("m", "source")
+    rig.run()
+    assert levels(rig) == wanted and len(seen) == tries
+    assert rig.state.device.state == "serving" and not rig.state.models
+    rig.close()
+
+
+# ------------------------------------------------------------------ row 18
+
+
+def differ_until(rig: Rig, generation: int) -> None:
+    """Let golden rows of generations before this one differ."""
+
+    def judge(effect: SubmitJob, done: Completed) -> Input:
+        if effect.origin != "golden" or effect.generation >= generation:
+            return done
+        rows = tuple(attrs.evolve(row, verdict="differs") for row in done.rows)
+        return attrs.evolve(done, rows=rows)
+
+    rig.device.on_result = judge
+
+
+@pytest.mark.parametrize(("until", "wanted"), [(3, [2]), (4, [2, 4])])
+def test_golden_that_passed_here_before_is_tried_behind_resets(
+    until: int, wanted: list[int]
+) -> None:
+    """Generation 1 passed; that of the second load is 2, and one more after each reset."""
+    rig = Rig(resets=True)
+    rig.engine.unload("m")
+    differ_until(rig, until)
+    assert rig.engine.load("other", "source") == 2, "under another name too"
+    assert levels(rig) == wanted
+    rig.submit([1, 2], model="other")
+    rig.run()
+    rig.check_answers()
+    rig.close()
+
+
+def test_a_device_that_does_not_compute_any_more_what_it_did_is_given_up() -> None:
+    rig = Rig(resets=True)
+    rig.engine.unload("m")
+    differ_until(rig, 99)
+    with pytest.raises(ModelError, match="passed golden before does not after resets"):
+        rig.engine.load("m", "source")
+    assert levels(rig) == [2, 4] and rig.engine.health().restart
+    assert not rig.events("model", "publish")[1:], "it was never published"
+    rig.close()
+
+
+def test_golden_of_what_never_ran_here_costs_no_reset() -> None:
+    rig = Rig(resets=True, load=False)
+    differ_until(rig, 99)
+    with pytest.raises(ModelError, match="differs"):
+        rig.engine.load("m", "source")
+    rig.run()
+    assert levels(rig) == [] and rig.state.device.state == "serving"
+    rig.close()
+
+
+# ------------------------------------------------------------------ row 13
+
+
+@pytest.mark.parametrize(
+    ("helps", "wanted"), [(3, [3]), (2, [3, 2]), (4, [3, 2, 4])], ids=["memory", "config", "device"]
+)
+def test_memory_that_stays_is_cleared_then_reset(helps: int, wanted: list[int]) -> None:
+    """Row 13: five seconds, one more reading, then level 3, rung 5, rung 6, each once."""
+    rig = Rig(resets=True, limits=Limits(unload_tolerance_bytes=10))
+    held: Callable[[], int] = lambda: 0 if helps in levels(rig) else 11  # noqa: E731
+    rig.device.overrides[ReleaseModel] = lambda effect: ModelReleased(
+        model=effect.model, used_bytes=(held(),), healthy=True
+    )
+    rig.device.overrides[ProbeHealth] = lambda effect: HealthProbed(
+        health=attrs.evolve(healthy(0), used_bytes=(held(),)), reason=""
+    )
+    for level in wanted:
+        rig.device.resets.append({"used_bytes_after": (0 if level == helps else 11,)})
+    rig.ask_unload(1)
+    rig.run()
+    assert levels(rig) == wanted
+    assert not rig.state.models and rig.state.device.state == "serving"
+    rig.engine.load("m", "source")
+    rig.close()
