@@ -19,8 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Self
 
-import attrs
-
+from laneway.engine.asking import submitted, tokens_of
 from laneway.engine.capability import grant
 from laneway.engine.checking import (
     NAME_CHARACTERS_MAX,
@@ -37,7 +36,6 @@ from laneway.engine.errors import (
     EngineClosedError,
     LanewayError,
     ModelError,
-    RequestRejectedError,
 )
 from laneway.engine.evidence import VerificationRecord
 from laneway.engine.holding import HeldBack
@@ -50,12 +48,12 @@ from laneway.engine.inputs import (
     LoadBackRequested,
     LoadRequested,
     ReplaceRequested,
-    RequestSubmitted,
     SubmitWithdrawn,
     TimePassed,
     UnloadRequested,
 )
 from laneway.engine.limits import Limits
+from laneway.engine.loads import Loads
 from laneway.engine.meter import Meter
 from laneway.engine.opening import fold_journal, open_journal_state, remember
 from laneway.engine.picture import MetricsPicture
@@ -67,7 +65,6 @@ from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
 from laneway.engine.timing import next_wake_ns
 from laneway.engine.wanted import is_wanted, withdrawn_job
-from laneway.statemachines import Event
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
@@ -128,8 +125,7 @@ class Engine:
             text=self._text_of, cancel=self.cancel, drive=None if threads else self._drive
         )
         self._held = HeldBack(self._clients.model_of)
-        self._failures: dict[int, str] = {}
-        self._backs: dict[int, int] = {}
+        self._loads = Loads()
         self._subscriptions: list[Subscription] = []
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -295,23 +291,13 @@ class Engine:
         self._measure(step)
         for event in step.events:
             if event.machine == "model":
-                self._show_model(event)
+                self._loads.note(event)
             elif event.machine == "device" and event.trigger == "close":
                 self._ended = True
             elif event.machine == "request" and event.trigger == "resume":
                 self._clients.go_on(event.entities[0], event.data["model"])
         for subscription in self._subscriptions:
             subscription.put(step)
-
-    def _show_model(self, event: Event) -> None:
-        """Note which loads failed, and by which other each is made up for (0: not numbered yet)."""
-        (number,) = event.entities
-        if event.dest == "failed":
-            self._failures[number] = str(event.data.get("reason", "abandoned"))
-        if "loads_back" in event.data:
-            self._backs[number] = 0
-        elif "instead_of" in event.data:
-            self._backs[event.data["instead_of"]] = number
 
     def _act_all(self) -> None:
         """Carry out every effect that waits; tokens that stand together are told at once."""
@@ -362,28 +348,24 @@ class Engine:
         """
         self._check_failure()
         model = self.model_number(request.model)
-        prompt = self._tokenise(request, model)
+        prompt = tokens_of(request, self._text_of(model))
         made: list[Stream] = []
 
         def number() -> Input:
-            taken = self._number_request(request, prompt, model)
+            taken = submitted(
+                request,
+                number=self._next_request,
+                prompt=prompt,
+                model=model,
+                now_ns=self._now_ns(),
+                draw_seed=self._draw_seed,
+            )
             made.append(self._clients.open(taken, model))
             self._next_request += 1
             return taken
 
         self._inbox.ask(number)
         return made[0]
-
-    def _tokenise(self, request: Request, model: int | None) -> tuple[int, ...]:
-        if not isinstance(request.prompt, str):
-            return tuple(request.prompt)
-        text = self._text_of(model)
-        if text is None:
-            return ()
-        try:
-            return text.encode(request.prompt)
-        except ValueError as refused:
-            raise RequestRejectedError(str(refused), reason="prompt", http_status=400) from refused
 
     def _text_of(self, model: int | None) -> TextPort | None:
         """Return the text side of a model; None for a model that is unknown or just went away."""
@@ -393,34 +375,6 @@ class Engine:
             return self._device.text(model)
         except KeyError:
             return None
-
-    def _number_request(
-        self, request: Request, prompt: tuple[int, ...], model: int | None
-    ) -> RequestSubmitted:
-        sampling = request.sampling
-        if sampling.seed is None:
-            sampling = attrs.evolve(sampling, seed=self._draw_seed())
-        deadline_ns = None
-        if request.deadline_s is not None:
-            deadline_ns = self._now_ns() + int(request.deadline_s * SECOND_NS)
-        return RequestSubmitted(
-            request=self._next_request,
-            alias=request.model,
-            prompt=prompt,
-            max_tokens=request.max_tokens,
-            sampling=sampling,
-            stop=request.stop,
-            ignore_eos=request.ignore_eos,
-            deadline_ns=deadline_ns,
-            client_id=request.client_id,
-            logprobs=request.logprobs,
-            stop_token_ids=request.stop_token_ids,
-            min_tokens=request.min_tokens,
-            model=model or 0,
-            priority=request.priority,
-            tenant=request.tenant,
-            on_fault=request.on_fault,
-        )
 
     def attach(self, request: int, from_position: int = 0) -> Stream:
         """Listen to a request by its number, from one of its tokens on; also after a restart.
@@ -470,9 +424,9 @@ class Engine:
         path = os.fspath(source)
         check_text("source", path, most=SOURCE_CHARACTERS_MAX)
         number = self._ask_model(lambda n: LoadRequested(model=n, alias=alias, source=path))
-        self._wait_for(lambda: self._has_failed(number) or self._is_ready(number))
-        if number in self._failures:
-            raise ModelError(f"model {alias!r} was not loaded: {self._failures[number]}")
+        self._wait_for(lambda: self._loads.has_ended(self._state, number))
+        if (reason := self._loads.reason(number)) is not None:
+            raise ModelError(f"model {alias!r} was not loaded: {reason}")
         return number
 
     def replace(self, alias: str, source: str | os.PathLike[str]) -> int:
@@ -490,10 +444,9 @@ class Engine:
         path = os.fspath(source)
         check_text("source", path, most=SOURCE_CHARACTERS_MAX)
         number = self._ask_model(lambda n: ReplaceRequested(model=n, alias=alias, source=path))
-        self._wait_for(lambda: self._is_ready(number) or self._is_made_up_for(number))
-        if number in self._failures:
-            reason = self._failures[number]
-            serves = self._describe_serving(alias, number)
+        self._wait_for(lambda: self._loads.is_replaced(self._state, number))
+        if (reason := self._loads.reason(number)) is not None:
+            serves = self._loads.describe_serving(number, self.model_number(alias))
             raise ModelError(f"model {alias!r} was not replaced: {reason}; {serves}")
         return number
 
@@ -525,32 +478,6 @@ class Engine:
 
         self._inbox.ask(number, urgent=True)
 
-    def _is_made_up_for(self, number: int) -> bool:
-        """Return whether a replacement failed and nothing more follows of it.
-
-        What it took is given back, or never will be; what was there before serves, or cannot.
-        """
-        state = self._state
-        out = state.device.state in ("lost", "closing", "closed")
-        if number not in self._failures or (number in state.models and not out):
-            return False
-        back = self._backs.get(number)
-        if back is None or (out and not back):
-            return True
-        return bool(back) and (
-            back in self._failures or back not in state.models or self._is_ready(back)
-        )
-
-    def _describe_serving(self, alias: str, number: int) -> str:
-        """Return what serves an alias after a replacement failed."""
-        back, serving = self._backs.get(number), self.model_number(alias)
-        if back in self._failures:
-            return f"what was there before was not loaded back: {self._failures[back]}"
-        if serving is None:
-            return "nothing serves it now: load it"
-        how = "loaded back" if serving == back else "untouched"
-        return f"model/{serving} serves it ({how})"
-
     def unload(self, alias: str) -> None:
         """Drain a model, release it and check that its memory came back.
 
@@ -560,23 +487,14 @@ class Engine:
         if number is None:
             raise ModelError(f"no model {alias!r} is served")
         self._inbox.ask(lambda: UnloadRequested(model=number), urgent=True)
-        self._wait_for(lambda: number not in self._state.models or number in self._failures)
-        if number in self._failures:
-            raise ModelError(f"model {alias!r} was not unloaded: {self._failures[number]}")
+        self._wait_for(lambda: self._loads.is_gone(self._state, number))
+        if (reason := self._loads.reason(number)) is not None:
+            raise ModelError(f"model {alias!r} was not unloaded: {reason}")
 
     def model_number(self, alias: str) -> int | None:
         """Return the number of the model that serves an alias, or None."""
         with self._visible:
             return self._state.aliases.get(alias)
-
-    def _has_failed(self, number: int) -> bool:
-        """Return whether a load failed and what it took was given back, or never will be."""
-        model = self._state.models.get(number)
-        return number in self._failures and (model is None or not model.releasing)
-
-    def _is_ready(self, number: int) -> bool:
-        model = self._state.models.get(number)
-        return model is not None and model.state == "ready"
 
     # ------------------------------------------------------------------ looking
 
