@@ -12,13 +12,11 @@ is there is what was written, up to the last row; it cannot know of rows cut off
 
 import hashlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-import attrs
-
 from laneway.engine.errors import JournalFormatError
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import of_tuple
 
 CHAIN_BYTES = 32
 STORAGE_CLASSES = b"integer integer text text text blob"
@@ -28,6 +26,8 @@ _LABEL = b"laneway journal"
 _UP_TO_KIND = struct.Struct(">cQqcQqcQ")
 _sha256 = hashlib.sha256
 _HEAD = struct.Struct(">cQ")
+_TEXTS_KNOWN = 2048
+_TEXTS = tuple(_HEAD.pack(b"T", length) for length in range(_TEXTS_KNOWN))
 _INTEGER = struct.Struct(">cQq")
 _COLUMNS = ("step", "at_ns", "input_kind", "input", "events", "chain")
 
@@ -41,11 +41,15 @@ class RawRow(NamedTuple):
     input: object
     events: object
     chain: object
-    storage_classes: object = STORAGE_CLASSES
+    storage_classes: object = None
+    """What ``typeof`` says of them, None where they are as they should be."""
 
 
-@attrs.frozen(weakref_slot=False)
-class Head:
+FollowedRow = tuple[int, int, bytes, bytes, bytes]
+"""A row that follows the chain: step, at_ns, input_kind, input, events."""
+
+
+class Head(NamedTuple):
     """The end of a journal: its last step and instant (0 if there is none) and the chain there."""
 
     step: int
@@ -53,8 +57,8 @@ class Head:
     chain: bytes
 
 
-make_head = quick(Head)
-"""Make a head, as ``Head`` does."""
+make_head: Callable[[tuple[int, int, bytes]], Head] = of_tuple(Head)
+"""Make a head of its fields, as ``Head`` does."""
 
 
 def meta_chain(
@@ -77,9 +81,36 @@ def row_chain(
 ) -> bytes:
     """Return the chain of a row."""
     up_to_kind = _UP_TO_KIND.pack(b"I", 8, step, b"I", 8, at_ns, b"T", len(kind))
-    of_taken, of_events = _HEAD.pack(b"T", len(taken)), _HEAD.pack(b"T", len(events))
-    parts = (previous, up_to_kind, kind, of_taken, taken, of_events, events)
+    parts = (previous, up_to_kind, kind, _text(len(taken)), taken, _text(len(events)), events)
     return _sha256(b"".join(parts)).digest()
+
+
+def _text(length: int) -> bytes:
+    """Return what is written before a text."""
+    return _TEXTS[length] if length < _TEXTS_KNOWN else _HEAD.pack(b"T", length)
+
+
+def followed(head: Head, rows: Iterable[RawRow]) -> Iterator[FollowedRow]:
+    """Return rows that follow ``head``, each checked against the chain.
+
+    Raises: JournalFormatError naming the step and what is wrong with it.
+    """
+    number, now_ns, chain = head
+    for row in rows:
+        step, at_ns, kind, taken, events, told, storage_classes = row
+        if (
+            storage_classes is None
+            and type(step) is type(at_ns) is int
+            and type(kind) is type(taken) is type(events) is bytes
+            and step == number + 1
+            and at_ns >= now_ns
+            and row_chain(chain, step, at_ns, kind, taken, events) == told
+        ):
+            number, now_ns, chain = step, at_ns, told
+            yield step, at_ns, kind, taken, events
+            continue
+        (number, now_ns, chain), kind, taken, events = follow(Head(number, now_ns, chain), row)
+        yield number, now_ns, kind, taken, events
 
 
 def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
@@ -87,9 +118,9 @@ def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
 
     Raises: JournalFormatError naming the step and what is wrong with it.
     """
-    step, at_ns, kind, taken, events, chain, _ = row
+    step, at_ns, kind, taken, events, chain, storage_classes = row
     if not (
-        row.storage_classes == STORAGE_CLASSES
+        storage_classes is None
         and isinstance(step, int)
         and isinstance(at_ns, int)
         and isinstance(kind, bytes)
@@ -107,7 +138,7 @@ def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
         raise JournalFormatError(
             f"step {step}: {what} is not what was written (the chain does not match)"
         )
-    return make_head(step, at_ns, chain), kind, taken, events
+    return make_head((step, at_ns, chain)), kind, taken, events
 
 
 def _out_of_order(head: Head, step: int) -> str:

@@ -37,7 +37,7 @@ from laneway.engine.inputs import NO_TOKEN, Input
 from laneway.engine.sampling import Sampling
 from laneway.journal.edges import DECLARED, Edges
 from laneway.journal.events import CodedEvents, WordyEvents, encode_json
-from laneway.journal.instants import TIMES
+from laneway.journal.instants import TIMES, is_written_so
 from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
 
@@ -143,6 +143,7 @@ class Codec:
         self.tokens = tokens
         self._kinds = _compile_table(tokens)
         self._writers = {cls: _Writer(self._kinds[name]) for name, (_, cls) in KINDS.items()}
+        self._completed = self._kinds["Completed"].decoder.decode
         self._events = WordyEvents() if edges is None else CodedEvents(edges)
 
     def encode_input(self, taken: Input) -> tuple[str, bytes]:
@@ -171,6 +172,20 @@ class Codec:
         except _UNFIT as error:
             raise JournalFormatError(_explain_input(kind, text, error)) from error
         return taken
+
+    def plain_completion(self, text: bytes) -> tuple[int, tuple[int, ...]] | None:
+        """Return job and tokens of a Completed whose rows say nothing but their tokens.
+
+        None for any other text, also for one that a journal would not write.
+        """
+        try:
+            *head, rows, times = self._completed(text)
+            tokens: tuple[int, ...] = rows.token
+        except _UNFIT:
+            return None
+        if not is_written_so(times) or encode_json((*head, (tokens,), times)) != text:
+            return None
+        return head[1], tokens
 
     def encode_events(self, events: Sequence[Event]) -> bytes:
         """Return the JSON of a step's events.

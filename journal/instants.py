@@ -58,5 +58,12 @@ def _from_wire(written: tuple[Any, ...]) -> JobTimes:
     return _make(**dict(zip(_NAMES, (*values, duration_ns), strict=True)))
 
 
+def is_written_so(written: tuple[Any, ...]) -> bool:
+    """Return whether this is the one form of the instants it stands for."""
+    if _INTEGERS.issuperset(map(type, written)):
+        return bool(written[0] > 0 and min(written[1:-1]) >= 0)
+    return tuple(_to_wire(_from_wire(written))) == written
+
+
 TIMES = Shape(tuple[(*(Told,) * (len(_NAMES) - 1), int)], _to_wire, _from_wire)  # type: ignore[misc]
 """How JobTimes travel."""

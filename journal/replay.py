@@ -26,9 +26,9 @@ from laneway.engine.evolve import fold as fold_step
 from laneway.engine.inputs import EngineStarted, Input
 from laneway.engine.ports import Step
 from laneway.engine.state import State, freeze, initial_state
-from laneway.journal.chain import Head, follow
+from laneway.journal.chain import FollowedRow, Head, follow, followed
 from laneway.journal.port import ReadableJournal
-from laneway.journal.sealing import decode_row
+from laneway.journal.runs import RunFolder
 
 
 @attrs.frozen
@@ -108,8 +108,9 @@ def fold(journal: ReadableJournal, until: int | None = None, *, code: Code = TOD
     Raises: JournalFormatError (a row is not what was written), ReplayDivergedError (the events do
     not fit the state they are applied to), both naming the step.
     """
-    state = code.initial_state()
-    for step in journal.read(last=until):
+    state: State = code.initial_state()
+
+    def plainly(row: FollowedRow, step: Step) -> None:
         try:
             code.fold(state, step)
         except MISFITS as error:
@@ -117,8 +118,12 @@ def fold(journal: ReadableJournal, until: int | None = None, *, code: Code = TOD
                 f"step {step.step}: its events do not fit the state before it: {_say(error)}",
                 step=step.step,
             ) from error
-    folded: State = state
-    return folded
+
+    folder = RunFolder(journal.codec, state, plainly, bulk=code.fold is fold_step)
+    for row in followed(journal.origin(), journal.rows(last=until)):
+        folder.take(row)
+    folder.finish()
+    return state
 
 
 def verify(journal: ReadableJournal, *, code: Code = TODAY) -> VerifyReport:
@@ -183,23 +188,32 @@ def _check_chain(journal: ReadableJournal, counts: _Counts) -> None:
 
 def _check_fold(journal: ReadableJournal, counts: _Counts, code: Code) -> Any:
     """See that every row can be read, is the one text of what it says, and can be folded."""
-    codec = journal.codec
     state = code.initial_state()
-    head = journal.origin()
-    for row in journal.rows(last=counts.steps):
+
+    def plainly(row: FollowedRow, step: Step) -> None:
+        *_, taken, events = row
         try:
-            head, kind, taken, events = follow(head, row)
-            step = decode_row(codec, head, kind, taken, events)
             _check_text(journal, step, taken, events)
             code.fold(state, step)
-        except JournalFormatError as error:
-            raise _Refuted("fold", head.step, str(error)) from error
         except MISFITS as error:
-            reason = f"step {head.step}: its events do not fit the state before it: {_say(error)}"
-            raise _Refuted("fold", head.step, reason) from error
+            reason = f"step {step.step}: its events do not fit the state before it: {_say(error)}"
+            raise _Refuted("fold", step.step, reason) from error
         counts.incarnations += isinstance(step.taken, EngineStarted)
         counts.events += len(step.events)
         counts.entity_events += sum(len(event.entities) for event in step.events)
+
+    folder = RunFolder(journal.codec, state, plainly, bulk=code.fold is fold_step)
+    number = 0
+    try:
+        for row in followed(journal.origin(), journal.rows(last=counts.steps)):
+            number = row[0]
+            folder.take(row)
+        folder.finish()
+    except JournalFormatError as error:
+        raise _Refuted("fold", number, str(error)) from error
+    finally:
+        counts.events += folder.events
+        counts.entity_events += folder.entity_events
     return state
 
 

@@ -142,14 +142,20 @@ STATEMENTS: Mapping[int, tuple[str, ...]] = MappingProxyType(
 )
 """By schema version everything that a file consists of."""
 
+COLUMNS = ("step", "at_ns", "input_kind", "input", "events", "chain")
 INSERT_STEP = (
     "INSERT INTO step (step, at_ns, input_kind, input, events, chain) VALUES (?, ?, ?, ?, ?, ?)"
 )
-SELECT_ROWS = (
-    "SELECT step, at_ns, input_kind, input, events, chain, typeof(step) || ' ' || typeof(at_ns)"
-    " || ' ' || typeof(input_kind) || ' ' || typeof(input) || ' ' || typeof(events) || ' '"
-    " || typeof(chain) FROM step WHERE step >= ? AND step <= ? ORDER BY step LIMIT ?"
+_CLASSES = ("integer", "integer", "text", "text", "text", "blob")
+_ARE_RIGHT = " AND ".join(
+    f"typeof({name}) = '{kind}'" for name, kind in zip(COLUMNS, _CLASSES, strict=True)
 )
+_TOLD = " || ' ' || ".join(f"typeof({name})" for name in COLUMNS)
+SELECT_ROWS = (
+    f"SELECT {', '.join(COLUMNS)}, CASE WHEN {_ARE_RIGHT} THEN NULL ELSE {_TOLD} END"
+    " FROM step WHERE step >= ? AND step <= ? ORDER BY step LIMIT ?"
+)
+"""The seventh column is NULL where the storage classes are right: to tell them takes longer."""
 INSERT_META = "INSERT INTO meta (key, value) VALUES (?, ?)"
 INSERT_EDGE = 'INSERT INTO edge (code, machine, "trigger", source, dest) VALUES (?, ?, ?, ?, ?)'
 SELECT_EDGES = (

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from laneway.engine.errors import JournalFormatError, JournalWriteError
 from laneway.engine.inputs import EngineStarted
 from laneway.engine.ports import Step, make_step
-from laneway.journal.chain import Head, RawRow, follow, make_head, row_chain
+from laneway.journal.chain import FollowedRow, Head, RawRow, followed, make_head, row_chain
 from laneway.journal.codec import Codec
 
 Row = tuple[int, int, str, str, str, bytes]
@@ -42,7 +42,7 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
             raise JournalWriteError(f"step {number}: {error}") from error
         chain = row_chain(chain, number, at_ns, kind.encode(), text, events)
         rows.append((number, at_ns, kind, text.decode(), events.decode(), chain))
-    return rows, make_head(number, at_ns, chain)
+    return rows, make_head((number, at_ns, chain))
 
 
 def unseal(codec: Codec, head: Head, rows: Iterable[RawRow]) -> Iterator[Step]:
@@ -50,25 +50,25 @@ def unseal(codec: Codec, head: Head, rows: Iterable[RawRow]) -> Iterator[Step]:
 
     Raises: JournalFormatError naming the step.
     """
-    for row in rows:
-        head, kind, taken, events = follow(head, row)
-        yield decode_row(codec, head, kind, taken, events)
+    for row in followed(head, rows):
+        yield decode_row(codec, row)
 
 
-def decode_row(codec: Codec, head: Head, kind: bytes, taken: bytes, events: bytes) -> Step:
+def decode_row(codec: Codec, row: FollowedRow) -> Step:
     """Return the step of a row that was found to follow the chain.
 
     Raises: JournalFormatError naming the step.
     """
+    step, at_ns, kind, taken, events = row
     try:
         return make_step(
-            step=head.step,
-            at_ns=head.at_ns,
+            step=step,
+            at_ns=at_ns,
             taken=codec.decode_input(kind.decode(errors="replace"), taken),
             events=codec.decode_events(events),
         )
     except JournalFormatError as error:
-        raise JournalFormatError(f"step {head.step}: {error}") from error
+        raise JournalFormatError(f"step {step}: {error}") from error
 
 
 def trusted_head(row: RawRow) -> Head:
