@@ -98,6 +98,12 @@ def settle(draft: Draft) -> None:
 
 def _dispatch(draft: Draft, taken: Input) -> None:
     match taken:
+        case Completed():
+            completing.complete(draft, taken)
+        case BufferRestored():
+            completing.restore(draft, taken)
+        case SubmitAccepted():
+            submitting.accept(draft, taken)
         case RequestSubmitted():
             admission.admit(draft, taken)
         case CancelRequested():
@@ -106,8 +112,6 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             ending.expire(draft)
             faulting.expire_recalls(draft)
             unloading.reread(draft)
-        case SubmitAccepted():
-            submitting.accept(draft, taken)
         case SubmitRefused():
             submitting.refuse(draft, taken)
         case SubmitDoubtful():
@@ -118,10 +122,6 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             submitting.refuse_kv(draft, taken)
         case JobProgressed():
             submitting.progress(draft, taken)
-        case Completed():
-            completing.complete(draft, taken)
-        case BufferRestored():
-            completing.restore(draft, taken)
         case RestoreFailed():
             faulting.restore_failed(draft, taken)
         case DeviceFaulted():

@@ -7,7 +7,7 @@ function.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -20,8 +20,7 @@ from laneway.statemachines import Event, entity_name
 from laneway.statemachines.event import NO_DATA, make_event
 
 
-@attrs.frozen
-class Decision:
+class Decision(NamedTuple):
     """What follows from one input: facts to record, then things to ask of the world."""
 
     events: tuple[Event, ...]

@@ -13,7 +13,7 @@ import attrs
 
 from laneway.engine.inputs import Trial
 from laneway.engine.sampling import Sampling
-from laneway.statemachines.values import of_tuple
+from laneway.statemachines.values import of_tuple, quick
 
 
 class KvOperation(NamedTuple):
@@ -73,7 +73,7 @@ make_submit_row: Callable[[SubmitRowFields], SubmitRow] = of_tuple(SubmitRow)
 """Make a row of its fields, as ``SubmitRow`` does."""
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class SubmitJob:
     """Apply ``operations`` once, fill the buffer, submit.
 
@@ -107,6 +107,10 @@ class SubmitJob:
         return tuple(at.get(place) for place in range(max(at) + 1))
 
 
+make_submit_job = quick(SubmitJob)
+"""Make a submit, as ``SubmitJob`` does."""
+
+
 @attrs.frozen(kw_only=True)
 class ApplyKv:
     """Apply operations on lanes that have no next job. Answer: KvApplied or KvApplyFailed."""
@@ -128,7 +132,7 @@ class CancelJob:
     ticket: int
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class RestoreBuffer:
     """Retire the ticket, restore and wipe the buffer (E4).
 
@@ -139,6 +143,10 @@ class RestoreBuffer:
     buffer: int
     job: int
     ticket: int
+
+
+make_restore_buffer = quick(RestoreBuffer)
+"""Make an effect, as ``RestoreBuffer`` does."""
 
 
 @attrs.frozen(kw_only=True)

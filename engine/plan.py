@@ -82,12 +82,12 @@ def full_ceiling(state: State) -> int:
     """Return how many jobs may be in flight by policy and by what is verified (R5.3, E11, G19)."""
     facts = state.device.facts
     assert facts is not None
-    verified = [
-        inflight_max(facts, model.facts.sha256)
-        for model in state.models.values()
-        if model.facts is not None
-    ]
-    return min(state.limits.inflight_jobs_max, *verified, facts.inflight_max)
+    most = min(state.limits.inflight_jobs_max, facts.inflight_max)
+    if most > 1:
+        for model in state.models.values():
+            if model.facts is not None:
+                most = min(most, inflight_max(facts, model.facts.sha256))
+    return most
 
 
 def takes_rows(state: State, facts: ArtifactValidated, submodel: SubmodelFacts, rows: int) -> bool:
@@ -145,18 +145,20 @@ def validate(state: State, chosen: Plan) -> None:
     count = len(lanes)
     key = (buffer.model, buffer.epoch, buffer.generation, buffer.task)
     mine = (model.number, state.device.epoch, model.generation, chosen.task)
-    rules = (
-        (len(state.jobs) < inflight_ceiling(state), "E11: in-flight ceiling"),
-        (len(set(lanes)) == count, "E12: distinct lanes"),
-        (len(owners) == count or chosen.trial is not None, "E12: distinct sequences"),
-        (takes_rows(state, facts, submodel, count), "E15, R6.1: rows of the submodel"),
-        (_share_block(model, submodel, lanes), "E15: rows that are fixed to lanes"),
-        (buffer.state == "free" and key == mine, "E1, E2: a free buffer of the task"),
-    )
-    for holds, rule in rules:
-        if not holds:
-            raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
-    rule = _broken_rule(state, chosen, facts, submodel)
+    rule = ""
+    if len(state.jobs) >= inflight_ceiling(state):
+        rule = "E11: in-flight ceiling"
+    elif len(set(lanes)) < count:
+        rule = "E12: distinct lanes"
+    elif len(owners) < count and chosen.trial is None:
+        rule = "E12: distinct sequences"
+    elif not takes_rows(state, facts, submodel, count):
+        rule = "E15, R6.1: rows of the submodel"
+    elif not _share_block(model, submodel, lanes):
+        rule = "E15: rows that are fixed to lanes"
+    elif buffer.state != "free" or key != mine:
+        rule = "E1, E2: a free buffer of the task"
+    rule = rule or _broken_rule(state, chosen, facts, submodel)
     if rule:
         raise InternalError(f"step {state.step}: plan breaks {rule}: {chosen}")
 

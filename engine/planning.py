@@ -14,6 +14,7 @@ from laneway.engine.effects import (
     SubmitJob,
     SubmitRow,
     make_kv_operation,
+    make_submit_job,
     make_submit_row,
 )
 from laneway.engine.plan import Plan, inflight_ceiling, places_of, validate
@@ -133,7 +134,7 @@ def _submit_effect(
     model = state.models[chosen.model]
     assert model.facts is not None
     submodel = model.facts.by_name[state.buffers[chosen.buffer].submodel]
-    return SubmitJob(
+    return make_submit_job(
         job=number,
         model=chosen.model,
         epoch=state.device.epoch,

@@ -93,7 +93,7 @@ def test_an_event_too_many_or_too_few_is_found(core: MemoryJournal, extra: bool)
         if not isinstance(taken, Completed):
             return decision
         again = decision.events + decision.events[-1:] if extra else decision.events[:-1]
-        return attrs.evolve(decision, events=again)
+        return decision._replace(events=again)
 
     report = verify(core, code=attrs.evolve(TODAY, decide=forgetful))
     first = next(s.step for s in core.read() if isinstance(s.taken, Completed))
