@@ -13,7 +13,7 @@ is there is what was written, up to the last row; it cannot know of rows cut off
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from laneway.engine.errors import JournalFormatError
 from laneway.statemachines.values import of_tuple
@@ -47,6 +47,10 @@ class RawRow(NamedTuple):
 
 FollowedRow = tuple[int, int, bytes, bytes, bytes]
 """A row that follows the chain: step, at_ns, input_kind, input, events."""
+
+
+Columns = tuple[tuple[Any, ...], ...]
+"""Rows by their columns, as ``zip(*rows)`` gives them: unproven."""
 
 
 class Head(NamedTuple):
@@ -88,6 +92,32 @@ def row_chain(
 def _text(length: int) -> bytes:
     """Return what is written before a text."""
     return _TEXTS[length] if length < _TEXTS_KNOWN else _HEAD.pack(b"T", length)
+
+
+def are_typed(columns: Columns) -> bool:
+    """Return whether all values of rows are of the right storage classes and types."""
+    steps, instants, kinds, taken, events, chains, storage_classes = columns
+    numbers = {*map(type, steps), *map(type, instants)}
+    texts = {*map(type, kinds), *map(type, taken), *map(type, events), *map(type, chains)}
+    return not any(storage_classes) and numbers == {int} and texts == {bytes}
+
+
+def follow_all(head: Head, columns: Columns) -> Head | None:
+    """Return the head after many rows, given by columns that are typed, if they follow ``head``.
+
+    None where one does not, or may not: ``follow`` tells which, and what is wrong with it.
+    """
+    steps, instants, kinds, taken, events, chains, _ = columns
+    if (
+        steps != tuple(range(head.step + 1, head.step + 1 + len(steps)))
+        or tuple(sorted(instants)) != instants
+        or instants[0] < head.at_ns
+    ):
+        return None
+    before = (head.chain, *chains[:-1])
+    if tuple(map(row_chain, before, steps, instants, kinds, taken, events)) != chains:
+        return None
+    return make_head((steps[-1], instants[-1], chains[-1]))
 
 
 def followed(head: Head, rows: Iterable[RawRow]) -> Iterator[FollowedRow]:

@@ -173,17 +173,22 @@ class Codec:
             raise JournalFormatError(_explain_input(kind, text, error)) from error
         return taken
 
-    def plain_completion(self, text: bytes) -> tuple[int, tuple[int, ...]] | None:
+    def plain_completion(
+        self, text: bytes, *, exact: bool = True
+    ) -> tuple[int, tuple[int, ...]] | None:
         """Return job and tokens of a Completed whose rows say nothing but their tokens.
 
-        None for any other text, also for one that a journal would not write.
+        None for any other text; if ``exact``, also for one that a journal would not write.
         """
         try:
-            *head, rows, times = self._completed(text)
-            tokens: tuple[int, ...] = rows.token
+            wire = self._completed(text)
         except _UNFIT:
             return None
-        if not is_written_so(times) or encode_json((*head, (tokens,), times)) != text:
+        *head, rows, times = wire
+        tokens: tuple[int, ...] = rows.token
+        if rows != type(rows)(tokens):
+            return None
+        if exact and not (is_written_so(times) and encode_json((*head, (tokens,), times)) == text):
             return None
         return head[1], tokens
 

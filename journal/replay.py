@@ -10,6 +10,7 @@ report says so.
 """
 
 from collections.abc import Callable, Hashable
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -43,6 +44,7 @@ class Code:
 
 
 TODAY = Code()
+ROWS_AT_ONCE = 480
 
 MISFITS = (
     InternalError,
@@ -120,11 +122,18 @@ def fold(journal: ReadableJournal, until: int | None = None, *, code: Code = TOD
                 step=step.step,
             ) from error
 
-    folder = RunFolder(journal.codec, state, plainly, bulk=code.fold is fold_step)
-    for row in followed(journal.origin(), journal.rows(last=until)):
-        folder.take(row)
-    folder.finish()
+    bulk = code.fold is fold_step
+    folder = RunFolder(journal.codec, state, plainly, bulk=bulk, exact=False)
+    _take_rows(folder, journal, until)
     return state
+
+
+def _take_rows(folder: RunFolder, journal: ReadableJournal, until: int | None) -> None:
+    """Fold the rows of a journal, many at a time."""
+    head, rows = journal.origin(), journal.rows(last=until)
+    while some := list(islice(rows, ROWS_AT_ONCE)):
+        head = folder.take_all(head, some)
+    folder.finish()
 
 
 def verify(journal: ReadableJournal, *, code: Code = TODAY) -> VerifyReport:
@@ -203,14 +212,10 @@ def _check_fold(journal: ReadableJournal, counts: _Counts, code: Code) -> Any:
         counts.entity_events += sum(len(event.entities) for event in step.events)
 
     folder = RunFolder(journal.codec, state, plainly, bulk=code.fold is fold_step)
-    number = 0
     try:
-        for row in followed(journal.origin(), journal.rows(last=counts.steps)):
-            number = row[0]
-            folder.take(row)
-        folder.finish()
+        _take_rows(folder, journal, counts.steps)
     except JournalFormatError as error:
-        raise _Refuted("fold", number, str(error)) from error
+        raise _Refuted("fold", folder.at, str(error)) from error
     finally:
         counts.events += folder.events
         counts.entity_events += folder.entity_events

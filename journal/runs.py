@@ -9,13 +9,14 @@ that are folded plainly. Nothing is believed that a plain fold would not have be
 that a plain fold would have refused is passed over.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from laneway.engine.evolve_run import Run, find_run, skip
 from laneway.engine.inputs import BufferRestored, SubmitAccepted
 from laneway.engine.ports import Step
 from laneway.engine.state import State
-from laneway.journal.chain import FollowedRow
+from laneway.journal.chain import FollowedRow, Head, RawRow, are_typed, follow, follow_all
 from laneway.journal.codec import Codec
 from laneway.journal.sealing import decode_row
 
@@ -23,6 +24,10 @@ TICKS_MAX = 4096
 """Jobs whose tokens are kept before the state is moved."""
 
 _TICK = {b"Completed", b"BufferRestored", b"SubmitAccepted"}
+_PAIR = 2 * len(_TICK)
+"""Rows of two jobs."""
+
+Texts = tuple[bytes, ...]
 _RESTORED, _ACCEPTED = 1, 2
 _STAND_IN = 7_777_777_777_777_770
 """A number no job has, to find where a job's number stands in a text."""
@@ -41,26 +46,61 @@ class RunFolder:
         plainly: Callable[[FollowedRow, Step], None],
         *,
         bulk: bool = True,
+        exact: bool = True,
     ) -> None:
-        """Begin at a state; without ``bulk`` every row is folded plainly."""
+        """Begin at a state; without ``bulk`` every row is folded plainly.
+
+        ``exact``: a row of a run has the one text of what it says.
+        """
+        self._exact = exact
         self._codec = codec
         self._bulk = bulk and codec.tokens == "full"
         self._state = state
         self._plainly = plainly
         self._match: _Match | None = None
         self._kinds: list[bytes] = []
+        self.at = 0
+        """The step that was taken last, by itself."""
+
         self.steps = self.events = self.entity_events = 0
         """What was passed over at once."""
 
+    def take_all(self, head: Head, rows: Sequence[RawRow]) -> Head:
+        """Take the next rows, which follow ``head``; return where the journal stands after them.
+
+        Raises: JournalFormatError for a row that does not follow the chain.
+        """
+        at = 0
+        may_fit = True
+        while at < len(rows):
+            count = (len(rows) - at) // _PAIR * _PAIR
+            if may_fit and count and self._match is not None and not self._match.tail:
+                after = self._match.fit_all(head, rows[at : at + count])
+                may_fit = after is not None
+                if after is not None:
+                    head, at = after, at + count
+                    self._bound(self._match)
+                    continue
+            head, kind, taken, events = follow(head, rows[at])
+            self.take((head.step, head.at_ns, kind, taken, events))
+            at += 1
+        return head
+
     def take(self, row: FollowedRow) -> None:
         """Take the next row."""
+        self.at = row[0]
         match = self._match
         if match is None:
             self._fold(row)
         elif not match.fits(row):
             self.finish()
             self._fold(row)
-        elif len(match.tokens) >= TICKS_MAX and not match.tail:
+        else:
+            self._bound(match)
+
+    def _bound(self, match: "_Match") -> None:
+        """Move the state between two jobs of a run, if many are kept."""
+        if len(match.tokens) >= TICKS_MAX and not match.tail:
             self.finish()
             self._begin()
 
@@ -84,18 +124,18 @@ class RunFolder:
 
     def _begin(self) -> None:
         run = find_run(self._state)
-        self._match = None if run is None else _Match(self._codec, run)
+        self._match = None if run is None else _Match(self._codec, run, exact=self._exact)
 
 
 class _Match:
     """Rows held against a run: what fitted up to the last even job, and the ``tail`` behind it."""
 
-    def __init__(self, codec: Codec, run: Run) -> None:
+    def __init__(self, codec: Codec, run: Run, *, exact: bool) -> None:
         self._run = run
         self._job = run.job
         self._turn = 0
         self._waits_for = 0
-        self._read = codec.plain_completion
+        self._read = partial(codec.plain_completion, exact=exact)
         self._count = len(run.lanes)
         self._texts = [_Texts(codec, run, turn) for turn in (0, 1)]
         self._now = self._texts[0]
@@ -126,6 +166,76 @@ class _Match:
             if not self._waits_for:
                 self._end_job(row)
         return fits
+
+    def fit_all(self, head: Head, rows: Sequence[RawRow]) -> Head | None:
+        """Take note of the rows of an even number of jobs, if all are the next ones of the run.
+
+        Return where the journal stands after them; else None, and nothing is changed.
+        """
+        columns = tuple(zip(*rows, strict=True))
+        _, instants, kinds, inputs, events, _, _ = columns
+        order = kinds[: len(_TICK)]
+        jobs = range(self._job, self._job + len(rows) // len(_TICK))
+        if not are_typed(columns):
+            return None
+        if (
+            order[0] != b"Completed"
+            or _TICK.symmetric_difference(order)
+            or kinds != order * len(jobs)
+        ):
+            return None
+        at = order.index(b"SubmitAccepted"), order.index(b"BufferRestored")
+        tickets = self._tickets(jobs, inputs[at[0] :: 3], events[at[0] :: 3])
+        if tickets is None or not self._all_restored(jobs, inputs[at[1] :: 3], events[at[1] :: 3]):
+            return None
+        tokens = self._all_completed(jobs, inputs[::3], events[::3])
+        after = None if tokens is None else follow_all(head, columns)
+        if tokens is None or after is None:
+            return None
+        self.tokens += tokens
+        self._job += len(jobs)
+        self.steps += len(rows)
+        self._at = (after.step, after.at_ns, instants[-3], tickets[-1])
+        return after
+
+    def _tickets(self, jobs: range, inputs: Texts, events: Texts) -> list[int] | None:
+        """Return the tickets by which the jobs behind some were accepted, None for another text."""
+        try:
+            tickets = [int(text[text.rindex(b",") + 1 : -1]) for text in inputs]
+        except ValueError:
+            return None
+        for turn, texts in enumerate(self._texts):
+            told = list(zip([job + 1 for job in jobs[turn::2]], tickets[turn::2], strict=True))
+            accepted = texts.accepted_input + b"%d]"
+            if inputs[turn::2] != tuple([accepted % one for one in told]):
+                return None
+            if events[turn::2] != tuple([texts.accepted % one for one in told]):
+                return None
+        return tickets
+
+    def _all_restored(self, jobs: range, inputs: Texts, events: Texts) -> bool:
+        for turn, texts in enumerate(self._texts):
+            if set(events[turn::2]) != {texts.restored}:
+                return False
+            if inputs[turn::2] != tuple([texts.restored_input % job for job in jobs[turn::2]]):
+                return False
+        return True
+
+    def _all_completed(
+        self, jobs: range, inputs: Texts, events: Texts
+    ) -> list[tuple[int, ...]] | None:
+        """Return the tokens of jobs, None for another text or a token that may end a request."""
+        for turn, texts in enumerate(self._texts):
+            told = [(job, job + 1, job + 1, job + 1) for job in jobs[turn::2]]
+            if events[turn::2] != tuple([texts.completed % one for one in told]):
+                return None
+        tokens: list[tuple[int, ...]] = []
+        for job, done in zip(jobs, map(self._read, inputs), strict=True):
+            if done is None or done[0] != job or len(done[1]) != self._count:
+                return None
+            tokens.append(done[1])
+        ends = self._run.ends
+        return tokens if not ends or all(map(ends.isdisjoint, tokens)) else None
 
     def move(self, state: State) -> None:
         """Move the state over the jobs that fitted."""

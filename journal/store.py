@@ -11,11 +11,11 @@ holds. Readers have connections of their own and see what is committed, while an
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import sqlalchemy
 
@@ -40,6 +40,9 @@ from laneway.journal.meta import Meta
 from laneway.journal.owner import OwnerLock
 from laneway.journal.sealing import trusted_head, unseal
 from laneway.journal.writer import Writer, create_file
+from laneway.statemachines.values import of_tuple
+
+_make_row: Callable[[Any], RawRow] = of_tuple(RawRow)
 
 ROWS_PER_READ = 512
 """Rows fetched at a time; between two fetches a reader holds up nobody."""
@@ -144,7 +147,7 @@ class SqlJournal:
             while begin <= end:
                 found = connection.execute(schema.SELECT_ROWS, (begin, end, ROWS_PER_READ))
                 rows = found.fetchall()
-                yield from map(RawRow._make, rows)
+                yield from map(_make_row, rows)
                 if len(rows) < ROWS_PER_READ:
                     return
                 begin = rows[-1][0] + 1
