@@ -12,13 +12,17 @@ is there is what was written, up to the last row; it cannot know of rows cut off
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from laneway.engine.errors import JournalFormatError
 from laneway.statemachines.values import of_tuple
 
 CHAIN_BYTES = 32
+ROWS_AT_ONCE = 512
+"""Rows that are looked at together."""
+
 STORAGE_CLASSES = b"integer integer text text text blob"
 """What ``typeof`` says of a row's six columns, in order."""
 
@@ -114,10 +118,39 @@ def follow_all(head: Head, columns: Columns) -> Head | None:
         or instants[0] < head.at_ns
     ):
         return None
-    before = (head.chain, *chains[:-1])
-    if tuple(map(row_chain, before, steps, instants, kinds, taken, events)) != chains:
-        return None
-    return make_head((steps[-1], instants[-1], chains[-1]))
+    if max(map(len, taken)) >= _TEXTS_KNOWN or max(map(len, events)) >= _TEXTS_KNOWN:
+        before = (head.chain, *chains[:-1])
+        found = list(map(row_chain, before, steps, instants, kinds, taken, events))
+    else:
+        found = _chains(head.chain, columns)
+    return make_head((steps[-1], instants[-1], chains[-1])) if found == [*chains] else None
+
+
+def _chains(previous: bytes, columns: Columns) -> list[bytes]:
+    """Return what ``row_chain`` does for each row of texts of known lengths, as in one call."""
+    steps, instants, kinds, taken, events, chains, _ = columns
+    own = (repeat(b"I"), repeat(8))
+    up_to_kinds = map(_UP_TO_KIND.pack, *own, steps, *own, instants, repeat(b"T"), map(len, kinds))
+    told = _TEXTS.__getitem__
+    of_taken, of_events = map(told, map(len, taken)), map(told, map(len, events))
+    before = (previous, *chains[:-1])
+    parts = zip(before, up_to_kinds, kinds, of_taken, taken, of_events, events, strict=True)
+    return [found.digest() for found in map(_sha256, map(b"".join, parts))]
+
+
+def heads(head: Head, rows: Sequence[RawRow]) -> Iterator[Head]:
+    """Return where a journal stands after some rows: at the end of all, or after each up to a bad.
+
+    Raises: JournalFormatError naming the step.
+    """
+    columns = tuple(zip(*rows, strict=True))
+    after = follow_all(head, columns) if are_typed(columns) else None
+    if after is not None:
+        yield after
+        return
+    for row in rows:
+        head, *_ = follow(head, row)
+        yield head
 
 
 def followed(head: Head, rows: Iterable[RawRow]) -> Iterator[FollowedRow]:
@@ -125,22 +158,17 @@ def followed(head: Head, rows: Iterable[RawRow]) -> Iterator[FollowedRow]:
 
     Raises: JournalFormatError naming the step and what is wrong with it.
     """
-    number, now_ns, chain = head
-    for row in rows:
-        step, at_ns, kind, taken, events, told, storage_classes = row
-        if (
-            storage_classes is None
-            and type(step) is type(at_ns) is int
-            and type(kind) is type(taken) is type(events) is bytes
-            and step == number + 1
-            and at_ns >= now_ns
-            and row_chain(chain, step, at_ns, kind, taken, events) == told
-        ):
-            number, now_ns, chain = step, at_ns, told
-            yield step, at_ns, kind, taken, events
-            continue
-        (number, now_ns, chain), kind, taken, events = follow(Head(number, now_ns, chain), row)
-        yield number, now_ns, kind, taken, events
+    left = iter(rows)
+    while some := list(islice(left, ROWS_AT_ONCE)):
+        columns = tuple(zip(*some, strict=True))
+        after = follow_all(head, columns) if are_typed(columns) else None
+        if after is None:
+            for row in some:
+                head, kind, taken, events = follow(head, row)
+                yield head.step, head.at_ns, kind, taken, events
+        else:
+            head = after
+            yield from zip(*columns[:5], strict=True)
 
 
 def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:

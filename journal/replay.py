@@ -27,7 +27,7 @@ from laneway.engine.evolve import fold as fold_step
 from laneway.engine.inputs import EngineStarted, Input
 from laneway.engine.ports import Step
 from laneway.engine.state import State, freeze, initial_state
-from laneway.journal.chain import FollowedRow, Head, follow, followed
+from laneway.journal.chain import ROWS_AT_ONCE, FollowedRow, Head, followed, heads
 from laneway.journal.port import ReadableJournal
 from laneway.journal.runs import RunFolder
 from laneway.journal.sealing import decode_row
@@ -44,7 +44,6 @@ class Code:
 
 
 TODAY = Code()
-ROWS_AT_ONCE = 480
 
 MISFITS = (
     InternalError,
@@ -187,9 +186,10 @@ def _check_chain(journal: ReadableJournal, counts: _Counts) -> None:
     head: Head | None = None
     try:
         head = journal.origin()
-        for row in journal.rows():
-            head, *_ = follow(head, row)
-            counts.steps, _, counts.chain = head
+        rows = journal.rows()
+        while some := list(islice(rows, ROWS_AT_ONCE)):
+            for after in heads(head, some):
+                counts.steps, _, counts.chain = head = after
     except JournalError as error:
         step = 0 if head is None else head.step + 1
         raise _Refuted("chain", step, str(error)) from error

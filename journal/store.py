@@ -22,7 +22,7 @@ import sqlalchemy
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.ports import Step
 from laneway.journal import schema
-from laneway.journal.chain import Head, RawRow
+from laneway.journal.chain import ROWS_AT_ONCE, Head, RawRow
 from laneway.journal.codec import TOKENS_MODES
 from laneway.journal.connect import (
     driver_connection,
@@ -44,7 +44,7 @@ from laneway.statemachines.values import of_tuple
 
 _make_row: Callable[[Any], RawRow] = of_tuple(RawRow)
 
-ROWS_PER_READ = 512
+ROWS_PER_READ = ROWS_AT_ONCE
 """Rows fetched at a time; between two fetches a reader holds up nobody."""
 
 FIRST_STEP = -(1 << 63)
