@@ -15,7 +15,7 @@ from laneway.adapters.exits import ANSWER_IS_NO, DONE
 from laneway.adapters.metrics_table import metrics_table
 from laneway.adapters.screen import wide_console
 from laneway.engine.snapshot import take_snapshot
-from laneway.engine.state import State
+from laneway.engine.state import JobState, State
 from laneway.statemachines import MACHINES
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _held(state: State) -> dict[str, list[dict[str, Any]]]:
         for buffer in state.buffers.values()
         if buffer.state != "free"
     ]
-    jobs = [_plain(job) for job in state.jobs.values()]
+    jobs = [_job(job) for job in state.jobs.values()]
     requests = [
         {
             "request": f"request/{request.number}",
@@ -320,9 +320,10 @@ def _held(state: State) -> dict[str, list[dict[str, Any]]]:
     return {"lanes": lanes, "buffers": buffers, "jobs": jobs, "requests": requests}
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = attrs.asdict(value)
-    return plain
+def _job(job: JobState) -> dict[str, Any]:
+    """Return what a job is, its rows by the names of their fields."""
+    told: dict[str, Any] = attrs.asdict(job, filter=lambda field, value: field.name != "rows")
+    return {**told, "rows": [row._asdict() for row in job.rows]}
 
 
 @app.command("verify")
