@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.chosen_device import Chosen, choose, chosen
+from support.proven import prove_once
 
 from laneway.adapters import arena
 from laneway.journal import MemoryJournal, SqlJournal, open_journal
-from laneway.journal.replay import verify
 
 settings.register_profile("quick", max_examples=20, deadline=None, derandomize=True)
 settings.register_profile(
@@ -118,8 +118,6 @@ def _prove_journals(
         if not path.exists():
             continue
         with open_journal(path, read_only=True) as journal:
-            report = verify(journal)
-        assert report.ok, f"{path}: {report.asked}, step {report.step}: {report.reason}"
-    for journal in memories:
-        report = verify(journal)
-        assert report.ok, f"in memory: {report.asked}, step {report.step}: {report.reason}"
+            prove_once(journal)
+    for kept in memories:
+        prove_once(kept)

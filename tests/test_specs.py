@@ -194,6 +194,17 @@ def test_every_place_and_check_exists(name: str) -> None:
     assert absent(page(name), ROOT) == []
 
 
+def test_every_scenario_is_shown_by_tests_that_exist() -> None:
+    """A capacity or affinity that this engine refuses (19, 20, 25) has no scenario here."""
+    text = (ROOT / "tests" / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| SCN-(\d\d) \| .* \| (.*) \| [^|]+ \|$", text, re.M)
+    numbers = [*range(1, 19), *range(21, 25), 26]
+    assert [int(number) for number, _ in rows] == numbers
+    for number, shown in rows:
+        assert PLACE.search(shown), number
+        assert absent(shown, ROOT) == []
+
+
 def test_a_place_that_does_not_exist_is_found() -> None:
     text = "`engine/decide.py::decide`, `engine/decide.py::absent`, `engine/absent.py`, `x/y.py::z`"
     assert absent(text, ROOT) == ["engine/decide.py::absent", "engine/absent.py", "x/y.py"]

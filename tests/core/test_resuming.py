@@ -401,7 +401,7 @@ def test_a_request_is_not_suspended_while_a_job_has_it() -> None:
 # ---------------------------------------------------------------------------- anything
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     prompts=st.lists(
         st.tuples(st.lists(st.integers(1, 60), min_size=1, max_size=14), st.integers(1, 9)),

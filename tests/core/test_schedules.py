@@ -58,7 +58,7 @@ ARRIVALS = st.lists(
 ORDERS = st.lists(st.integers(0, 1), max_size=40)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(shape=shapes(), arrivals=ARRIVALS, order=ORDERS)
 def test_any_schedule_gives_the_tokens_of_solo_runs(
     shape: Shape, arrivals: list[tuple[Any, ...]], order: list[int]

@@ -7,13 +7,14 @@ in flight. The long campaign: ``pytest -m soak -s tests/integration/test_recover
 Source: R14, I7, I10, G5, G8, G15, E16, SCN-07, SCN-08, SCN-09, SCN-16.
 """
 
+from functools import partial
 from pathlib import Path
 
 import attrs
 import numpy as np
 import pytest
 from support.asking import Ask, answer_alone, draw_ask, outcomes
-from support.board_campaign import draw, play
+from support.board_campaign import draw, play, smaller
 from support.fault_plans import KINDS, SILENT
 from support.real_engine import RealEngine, check_journal
 from support.tally import Tally, campaign, over_budget, share
@@ -138,7 +139,7 @@ def check(tally: Tally) -> None:
 
 @pytest.mark.slow
 def test_some_schedules_of_any_faults_of_the_board(tmp_path: Path) -> None:
-    tally = campaign(map(draw, range(6)), lambda schedule: play(schedule, tmp_path))
+    tally = campaign(map(draw, range(6)), partial(play, folder=tmp_path), smaller=smaller)
     check(tally)
     assert tally.schedules == 6 and tally.resets and tally.finished
 
@@ -156,6 +157,6 @@ def test_many_schedules_of_any_faults_of_the_board(tmp_path: Path) -> None:
         )
         mixed = map(draw, range(1000 * first, 1000 * first + PIECE))
         for schedules in (alone, mixed):
-            campaign(schedules, lambda schedule: play(schedule, tmp_path), tally=tally)
+            campaign(schedules, partial(play, folder=tmp_path), tally=tally, smaller=smaller)
         print("\n".join(tally.lines()), flush=True)
     check(tally)

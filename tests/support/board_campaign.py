@@ -10,7 +10,7 @@ nothing new goes wrong. The same seed is the same schedule.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -113,8 +113,30 @@ def draw(
     )
 
 
+def smaller(schedule: BoardSchedule) -> Iterator[BoardSchedule]:
+    """Yield schedules that have a little less: of requests, rules, rows, canaries."""
+    lines = schedule.plan.splitlines()
+    for place in range(len(lines)):
+        yield attrs.evolve(schedule, plan="\n".join(lines[:place] + lines[place + 1 :]))
+    held = schedule.arrivals
+    for place in range(len(held)):
+        yield attrs.evolve(schedule, arrivals=held[:place] + held[place + 1 :])
+    for plain in (
+        {"cancels": ()},
+        {"reload_at": None},
+        {"inflight": 1},
+        {"canary": 0},
+        {"batches": (1,)},
+    ):
+        if any(getattr(schedule, name) != value for name, value in plain.items()):
+            yield attrs.evolve(schedule, **plain)
+
+
 def play(schedule: BoardSchedule, folder: Path) -> Outcome:
-    """Play a schedule to its end; raises when an invariant, a text or the journal is wrong."""
+    """Play a schedule to its end; raises when an invariant, a text or the journal is wrong.
+
+    The journal of the newest that failed stays in ``folder``, as failed.db.
+    """
     limits = Limits(
         inflight_jobs_max=schedule.inflight,
         batch_rows_max=schedule.rows,
@@ -127,9 +149,9 @@ def play(schedule: BoardSchedule, folder: Path) -> Outcome:
         outcome = _play(run, schedule, limits)
     except BaseException:
         run.drop()
+        run.file.rename(folder / "failed.db")
         raise
-    finally:
-        run.file.unlink()
+    run.file.unlink()
     return outcome
 
 

@@ -8,7 +8,8 @@ for a stated reason. The same seed is the same schedule.
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import attrs
 from support.campaign_faults import KINDS, Kind, Trouble
@@ -18,6 +19,7 @@ from support.schedules import VERIFIED, wide
 from support.tally import Outcome, judge
 
 from laneway.engine import Limits, RequestRejectedError, Stream
+from laneway.journal import open_journal
 
 ENDS = ("lost", "closed")
 ACTIONS_MAX = 20_000
@@ -87,8 +89,27 @@ def draw(seed: int, *, kinds: Iterable[Kind] = KINDS, faults_max: int = 3) -> Sc
     )
 
 
-def play(schedule: Schedule, *, limits: Limits | None = None) -> Outcome:
-    """Play a schedule to its end; raises when an invariant, a text or the journal is wrong."""
+def smaller(schedule: Schedule) -> Iterator[Schedule]:
+    """Yield schedules that have a little less: of requests, faults, endings, rows, tokens."""
+    for name in ("arrivals", "faults"):
+        held = getattr(schedule, name)
+        for place in range(len(held)):
+            yield attrs.evolve(schedule, **{name: held[:place] + held[place + 1 :]})
+    for plain in ({"close_at": None}, {"inflight": 1}, {"fixed": False}, {"batches": (1,)}):
+        if any(getattr(schedule, name) != value for name, value in plain.items()):
+            yield attrs.evolve(schedule, **plain)
+    for place, one in enumerate(schedule.arrivals):
+        calm = attrs.evolve(one, cancel_after=None, deadline_us=None, max_tokens=1)
+        if calm != one:
+            arrivals = (*schedule.arrivals[:place], calm, *schedule.arrivals[place + 1 :])
+            yield attrs.evolve(schedule, arrivals=arrivals)
+
+
+def play(schedule: Schedule, *, limits: Limits | None = None, keep: Path | None = None) -> Outcome:
+    """Play a schedule to its end; raises when an invariant, a text or the journal is wrong.
+
+    ``keep``: where its steps become a journal, however it ends.
+    """
     chosen = attrs.evolve(
         limits if limits is not None else Limits(), inflight_jobs_max=schedule.inflight
     )
@@ -108,8 +129,13 @@ def play(schedule: Schedule, *, limits: Limits | None = None) -> Outcome:
     rig.replays = schedule.seed % 8 == 0
     trouble = Trouble(rig, random.Random(schedule.seed + 1))
     run = _Run(rig, schedule, trouble)
-    run.play()
-    return run.judge()
+    try:
+        run.play()
+        return run.judge()
+    finally:
+        if keep is not None:
+            with open_journal(keep) as journal:
+                journal.append(rig.steps)
 
 
 class _Run:

@@ -12,6 +12,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 from support.fault_plans import corrupts
+from support.proven import prove
 from support.text_model import Wish, check_result, text_calbin
 from support.watched import WatchedJournal
 
@@ -34,7 +35,7 @@ from laneway.engine.ports import Step
 from laneway.engine.state import State, freeze
 from laneway.engine.watch import Watch
 from laneway.journal import open_journal
-from laneway.journal.replay import fold, verify
+from laneway.journal.replay import fold
 
 ACTIONS_MAX = 50_000
 OPTIONS = ArtifactOptions(golden_decode_steps=1, warmup_decode_steps=0)
@@ -282,8 +283,7 @@ class MachineRun:
     def prove(self) -> None:
         """I11: the journal is whole, replay gives the last state, deciding again the events."""
         with open_journal(self.file, read_only=True) as journal:
-            report = verify(journal)
-            assert report.ok, f"I11: step {report.step}: {report.reason}"
+            report = prove(journal)
             folded = fold(journal)
         assert freeze(folded) == freeze(self.state), "I11: the fold is not the live state"
         assert report.steps == self.watch.step, "I11: not every step is in the file"

@@ -16,6 +16,7 @@ from laneway.engine.ports import Step
 from laneway.statemachines import Event
 
 S = TypeVar("S")
+TRIES_MAX = 100
 
 
 @attrs.define
@@ -174,14 +175,42 @@ def share(done: int, all_: int) -> float:
 
 
 def campaign(
-    schedules: Iterable[S], play: Callable[[S], Outcome], *, tally: Tally | None = None
+    schedules: Iterable[S],
+    play: Callable[[S], Outcome],
+    *,
+    tally: Tally | None = None,
+    smaller: Callable[[S], Iterable[S]] = lambda schedule: (),
 ) -> Tally:
-    """Play schedules and count them; a failure names its schedule."""
+    """Play schedules and count them; a failure names its schedule and the smallest that fails so.
+
+    ``smaller`` gives those that have a little less of what happens.
+    """
     tally = tally if tally is not None else Tally()
     for schedule in schedules:
         try:
             tally.add(play(schedule))
         except Exception as failure:
             failure.add_note(f"schedule {schedule}")
+            failure.add_note(f"smallest {shrink(schedule, play, smaller, type(failure))}")
             raise
     return tally
+
+
+def shrink(
+    schedule: S,
+    play: Callable[[S], Outcome],
+    smaller: Callable[[S], Iterable[S]],
+    kind: type[Exception],
+) -> S:
+    """Return a schedule of which every smaller one plays well, or fails in another way."""
+    for _ in range(TRIES_MAX):
+        for candidate in smaller(schedule):
+            try:
+                play(candidate)
+            except Exception as failure:
+                if type(failure) is kind:
+                    schedule = candidate
+                    break
+        else:
+            return schedule
+    return schedule
