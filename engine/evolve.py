@@ -136,6 +136,7 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
             epoch=event.epoch,
             facts=taken.device,
             health_ns=state.now_ns,
+            device_epoch=taken.device.device_epoch,
         )
         state.next_epoch = event.epoch + 1
 

@@ -323,6 +323,8 @@ class DeviceState:
     ceiling_falls: int = 0
     good_canaries: int = 0
     missed_ns: tuple[int, ...] = ()
+    device_epoch: int = 0
+    """The device's own number of its epoch, as it was opened or last reset and believed."""
 
 
 @attrs.define
