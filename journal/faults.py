@@ -30,6 +30,7 @@ from laneway.engine.inputs import (
     StatusDoubted,
     SubmitDoubtful,
     SubmitRefused,
+    ThrottleTold,
 )
 from laneway.engine.ladder import DEVICE, FOREIGN_RESET, GONE, first_rung
 from laneway.engine.ledger import difference
@@ -321,6 +322,16 @@ def _probed(step: Step, state: State) -> _Told | None:
     return None
 
 
+def _throttled(step: Step, state: State) -> _Told | None:
+    taken = step.taken
+    assert isinstance(taken, ThrottleTold)
+    if not taken.chips:
+        return None
+    text = f"chips {', '.join(map(str, taken.chips))} run slower because of their heat"
+    details = {"chips": list(taken.chips)}
+    return "throttled", ("device/0",), text, "thermal throttle (row 25)", 0, details
+
+
 def _restore_failed(step: Step, state: State) -> _Told:
     taken = step.taken
     assert isinstance(taken, RestoreFailed)
@@ -403,6 +414,7 @@ _TELLERS: dict[type, Callable[[Step, State], _Told | None]] = {
     Completed: _completed,
     StatusDoubted: _status,
     HealthProbed: _probed,
+    ThrottleTold: _throttled,
     RestoreFailed: _restore_failed,
     ConfigureFailed: _configure_failed,
     ArtifactRefused: _artifact_refused,
