@@ -29,7 +29,7 @@ from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.callwatch import CallWatch
 from laneway.adapters.commands import Commands
 from laneway.adapters.deviceclock import DeviceClock
-from laneway.adapters.facts import read_device, read_health
+from laneway.adapters.facts import read_device, read_health_and_heat
 from laneway.adapters.loaded import LoadedModel
 from laneway.adapters.results import read_logits
 from laneway.adapters.simulated import SimulatorControls
@@ -61,6 +61,7 @@ from laneway.engine.inputs import (
     HealthProbed,
     Input,
     MemoryBuried,
+    ThrottleTold,
 )
 from laneway.engine.ports import TextPort
 
@@ -148,6 +149,7 @@ class NpurtDevice:
         self._ended = threading.Event()
         self._telling = threading.Lock()
         self._told_buried = (0, 0)
+        self._told_hot: tuple[int, ...] = ()
 
     @property
     def clock(self) -> Clock:
@@ -412,11 +414,14 @@ class NpurtDevice:
     def _probe_health(self) -> None:
         try:
             with self.calls.shared():
-                health = read_health(self.calls, self._described.chip_indices)
+                health, hot = read_health_and_heat(self.calls, self._described.chip_indices)
         except DeviceError as error:
             self._answer(HealthProbed(health=None, reason=str(error)))
             return
         self._answer(HealthProbed(health=health, reason=""))
+        if hot != self._told_hot:
+            self._told_hot = hot
+            self._answer(ThrottleTold(chips=hot))
 
     def _close(self, effect: CloseDevice) -> None:
         """Close behind everything asked for before: artifacts being checked, then commands."""

@@ -15,6 +15,9 @@ from laneway.engine.evidence import EVIDENCE, SIMULATED, SOURCES, SUPPORT, Capab
 from laneway.engine.inputs import CcuRecord, ChipFacts, DeviceFacts, HealthFacts, JobTimes
 
 _CAPS_MAX = 256
+_TELLS_THROTTLE = 1 << 4
+"""The bit of an answer about health that says that its fifth array means something."""
+
 _SIMULATED = 9
 
 _COUNTER_NAMES = (
@@ -110,8 +113,24 @@ def read_chips(calls: DeviceCalls, chips: tuple[int, ...]) -> tuple[ChipFacts, .
 
 def read_health(calls: DeviceCalls, chips: tuple[int, ...]) -> HealthFacts:
     """Read health, memory and counters as they are now. Raises: DeviceError."""
+    return read_health_and_heat(calls, chips)[0]
+
+
+def read_health_and_heat(
+    calls: DeviceCalls, chips: tuple[int, ...]
+) -> tuple[HealthFacts, tuple[int, ...]]:
+    """Read health, memory and counters, and which chips run slower now because of their heat.
+
+    Raises: DeviceError.
+    """
     health = npurt.Health()
     calls.call("npurt_device_health", ctypes.byref(health))
+    told = health.valid_mask & _TELLS_THROTTLE
+    hot = tuple(chip for chip in chips if told and health.throttle[chip])
+    return _health_facts(calls, health, chips), hot
+
+
+def _health_facts(calls: DeviceCalls, health: npurt.Health, chips: tuple[int, ...]) -> HealthFacts:
     return HealthFacts(
         state=npurt.HEALTH_STATES.get(health.state, "unknown"),
         device_epoch=health.device_epoch,

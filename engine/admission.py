@@ -12,6 +12,7 @@ from laneway.engine.effects import Conclude
 from laneway.engine.guilt import is_poison
 from laneway.engine.inputs import RequestSubmitted
 from laneway.engine.state import ModelState, State
+from laneway.engine.throttling import may_wait, patience
 
 
 @attrs.frozen
@@ -45,10 +46,14 @@ def admit(draft: Draft, taken: RequestSubmitted) -> None:
             kind=refusal.reason,
             message=refusal.message,
             http_status=refusal.http_status,
-            retry_after_ns=state.limits.retry_after_ns if refusal.later else None,
+            retry_after_ns=_come_again_ns(state) if refusal.later else None,
             admitted=False,
         )
     )
+
+
+def _come_again_ns(state: State) -> int:
+    return state.limits.retry_after_ns * patience(state)
 
 
 def refuse(state: State, taken: RequestSubmitted) -> Refusal | None:
@@ -140,18 +145,20 @@ def _refuse_queue(state: State, taken: RequestSubmitted) -> Refusal | None:
     limits = state.limits
     if taken.deadline_ns is not None and taken.deadline_ns <= state.now_ns:
         return Refusal("deadline", 504, "the deadline had passed on arrival: give it more time")
-    if state.waiting_requests >= limits.queued_requests_max:
+    requests_max = may_wait(state, limits.queued_requests_max)
+    tokens_max = may_wait(state, limits.queued_tokens_max)
+    if state.waiting_requests >= requests_max:
         return Refusal(
             "max_num_queued_reqs",
             429,
-            f"{state.waiting_requests} requests wait, at most {limits.queued_requests_max} may",
+            f"{state.waiting_requests} requests wait, at most {requests_max} may",
             later=True,
         )
-    if state.waiting_tokens + len(taken.prompt) > limits.queued_tokens_max:
+    if state.waiting_tokens + len(taken.prompt) > tokens_max:
         return Refusal(
             "max_num_queued_tokens",
             429,
-            f"{state.waiting_tokens} prompt tokens wait, at most {limits.queued_tokens_max} may",
+            f"{state.waiting_tokens} prompt tokens wait, at most {tokens_max} may",
             later=True,
         )
     return None

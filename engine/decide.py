@@ -62,6 +62,7 @@ from laneway.engine.inputs import (
     SubmitDoubtful,
     SubmitRefused,
     SubmitWithdrawn,
+    ThrottleTold,
     TimePassed,
     UnloadRequested,
 )
@@ -167,7 +168,7 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             closing.close(draft, taken)
         case DeviceClosed():
             closing.closed(draft, taken)
-        case KvApplied() | InboxOverflowed():
-            pass  # recorded for the reader; nothing follows
+        case KvApplied() | InboxOverflowed() | ThrottleTold():
+            pass  # recorded for the reader, and taken note of; nothing follows
         case _:
             assert_never(taken)

@@ -20,6 +20,7 @@ from laneway.engine.inputs import (
     Input,
     JobStalled,
     StatusDoubted,
+    ThrottleTold,
 )
 from laneway.engine.ledger import difference
 from laneway.engine.limits import SECOND
@@ -57,6 +58,8 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         state.jobs[taken.job].suspected = True
     elif isinstance(taken, HealthProbed):
         state.device.health_ns = at_ns
+    elif isinstance(taken, ThrottleTold):
+        state.device.throttled = taken.chips
     elif isinstance(taken, StatusDoubted) and taken.kind == "missed":
         after_ns = at_ns - HOUR_NS
         missed = tuple(one for one in state.device.missed_ns if one > after_ns)
@@ -136,6 +139,7 @@ def _evolve_device(state: State, event: Event, taken: Input) -> None:
             epoch=event.epoch,
             facts=taken.device,
             health_ns=state.now_ns,
+            device_epoch=taken.device.device_epoch,
         )
         state.next_epoch = event.epoch + 1
 

@@ -3,13 +3,27 @@
 import attrs
 
 from laneway.engine.inputs import Input, ResetFinished
-from laneway.engine.ladder import CCU, INSPECT, OUT, PROCESS, Recovery, budget, within
+from laneway.engine.ladder import (
+    CCU,
+    INSPECT,
+    OUT,
+    PROCESS,
+    Recovery,
+    budget,
+    follows_foreign_reset,
+    within,
+)
 from laneway.engine.state import Ledger, State
 from laneway.statemachines import Event
 
 
 def evolve_ladder(state: State, event: Event, taken: Input) -> None:
     """Follow a recovery from the rung chosen to its end; count what it used up."""
+    if isinstance(taken, ResetFinished):
+        if follows_foreign_reset(state.device.device_epoch, taken):
+            _note_epoch_change(state)
+        newest = max(taken.epoch_before, taken.epoch_after)
+        state.device.device_epoch = max(state.device.device_epoch, newest)
     match event.trigger:
         case "escalate":
             _escalate(state, event)
@@ -78,13 +92,18 @@ def _count_attempt(state: State, event: Event) -> None:
     assert ladder.recovery is not None
     _stamp(state, event.data["rung"], event.data["stamps"])
     if event.data["level"] == INSPECT:
-        window_ns = state.limits.exceptions_window_ns
-        recent = within(ladder.epoch_changes_ns, state.now_ns, window_ns)
-        ladder.epoch_changes_ns = (*recent, state.now_ns)
+        _note_epoch_change(state)
     ladder.recovery.rung = event.data["rung"]
     ladder.recovery.attempts += 1
     ladder.recovery.resets += 1
     ladder.breaker = "open"
+
+
+def _note_epoch_change(state: State) -> None:
+    """Remember that another process reset the board (row 22)."""
+    window_ns = state.limits.exceptions_window_ns
+    recent = within(state.ladder.epoch_changes_ns, state.now_ns, window_ns)
+    state.ladder.epoch_changes_ns = (*recent, state.now_ns)
 
 
 def _stamp(state: State, rung: int, count: int) -> None:

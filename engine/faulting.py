@@ -22,6 +22,7 @@ from laneway.engine.guilt import is_blamed, oldest_in_flight
 from laneway.engine.inputs import (
     CancelTold,
     DeviceFaulted,
+    HealthFacts,
     JobStalled,
     MemoryBuried,
     RestoreFailed,
@@ -30,6 +31,8 @@ from laneway.engine.ladder import (
     CCU,
     CODE_CANCEL_TOO_LATE,
     CONFIGURATION,
+    DEVICE,
+    FOREIGN_RESET,
     GONE,
     PROCESS,
     QUARANTINE,
@@ -62,18 +65,15 @@ def fault(draft: Draft, taken: DeviceFaulted) -> None:
     if job is None and not device_wide:
         return
     reason = f"{taken.kind} {taken.code:#06x}: {taken.reason}"
-    cause, rung = first_rung(
-        taken.kind, taken.code, quiescent=taken.quiescent, kv_effect=taken.kv_effect
-    )
-    if taken.health is not None and taken.health.state in GONE:
-        cause, rung = "device lost (row 16)", PROCESS
-    if job is not None and job.recall_until_ns and taken.kind == "aborted" and taken.quiescent:
+    cause, rung = row_of(state, taken)
+    recalled = job is not None and job.recall_until_ns > 0 and cause != FOREIGN_RESET
+    if recalled and taken.kind == "aborted" and taken.quiescent:
         cause, rung = "cancelled on the device (row 8)", QUARANTINE
     if job is not None:
         reason = f"job/{job.number}: {reason}"
         repeated = _is_repeated(state)
         unwritten = rung == QUARANTINE and taken.kv_effect == "none"
-        blamed = is_blamed(state, taken.kind)
+        blamed = is_blamed(state, taken.kind) and cause != FOREIGN_RESET
         fault_job(draft, job, taken.kind, reason, unwritten=unwritten, blamed=blamed)
         if rung == QUARANTINE and repeated:
             cause, rung = "second exception in its window (row 6)", CCU
@@ -81,6 +81,23 @@ def fault(draft: Draft, taken: DeviceFaulted) -> None:
             _go_on_contained(draft, job, reason)
             return
     begin(draft, cause, rung, reason, code=taken.code)
+
+
+def row_of(state: State, taken: DeviceFaulted) -> tuple[str, int]:
+    """Return the cause of a fault and the rung that it begins with (9.2).
+
+    Whatever a job ended by, a device that is gone or that another process has reset is the cause.
+    """
+    if taken.health is not None and taken.health.state in GONE:
+        return "device lost (row 16)", PROCESS
+    if was_reset_by_another(state, taken.health):
+        return FOREIGN_RESET, DEVICE
+    return first_rung(taken.kind, taken.code, quiescent=taken.quiescent, kv_effect=taken.kv_effect)
+
+
+def was_reset_by_another(state: State, health: HealthFacts | None) -> bool:
+    """Return whether the device is in a later epoch than any that this engine knows (row 22)."""
+    return health is not None and health.device_epoch > state.device.device_epoch
 
 
 def _is_repeated(state: State) -> bool:

@@ -2,9 +2,9 @@
 
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth
-from laneway.engine.faulting import let_go_on
+from laneway.engine.faulting import let_go_on, was_reset_by_another
 from laneway.engine.inputs import HealthFacts, HealthProbed
-from laneway.engine.ladder import DEVICE, GONE, PROCESS, RUNG_OF_ADVICE, Recovery
+from laneway.engine.ladder import DEVICE, FOREIGN_RESET, GONE, PROCESS, RUNG_OF_ADVICE, Recovery
 from laneway.engine.plan import USABLE
 from laneway.engine.recovering import WELL, begin, escalate, give_up, watch_unwell
 from laneway.statemachines import MACHINES
@@ -38,6 +38,9 @@ def probed(draft: Draft, taken: HealthProbed) -> None:
         give_up(draft, f"no answer to a health probe: {taken.reason}", PROCESS)
     elif health.state in GONE:
         give_up(draft, f"a health probe says {health.state}", PROCESS)
+    elif was_reset_by_another(state, health):
+        reason = f"the device is in epoch {health.device_epoch}, not {state.device.device_epoch}"
+        begin(draft, FOREIGN_RESET, DEVICE, reason)
     elif health.sticky:
         reason = f"every submit fails with {health.sticky:#06x}"
         begin(draft, "sticky error (row 15)", DEVICE, reason, code=health.sticky)

@@ -507,6 +507,13 @@ class HealthProbed:
 
 
 @attrs.frozen(kw_only=True)
+class ThrottleTold:
+    """Which chips run slower now because of their heat; told when that has changed."""
+
+    chips: tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
 class BufferRestored:
     """Ticket retired, slices and tensors restored, memory wiped (E4)."""
 
@@ -625,6 +632,7 @@ Input = (
     | CancelTold
     | StatusDoubted
     | HealthProbed
+    | ThrottleTold
     | BufferRestored
     | RestoreFailed
     | CountersRead

@@ -10,6 +10,7 @@ configuration, 6 soft reset of the device, 7 restart of the process, 8 out of ro
 
 import attrs
 
+from laneway.engine.inputs import ResetFinished
 from laneway.engine.limits import Limits
 
 QUARANTINE, CANCEL, CCU, CONFIGURATION, DEVICE, PROCESS, OUT = range(2, 9)
@@ -147,6 +148,11 @@ def is_beyond_lanes(code: int) -> bool:
     """
     gone = (CLASS_STALE, CLASS_DEVICE, CLASS_LIBRARY)
     return code == CODE_CONFIG_LOST or code >> 8 in gone
+
+
+def follows_foreign_reset(device_epoch: int, taken: ResetFinished) -> bool:
+    """Return whether a reset found the device in a later epoch than any known (row 22)."""
+    return taken.level != INSPECT and taken.epoch_before > device_epoch
 
 
 def first_rung(kind: str, code: int, *, quiescent: bool, kv_effect: str) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from laneway.engine.effects import (
 )
 from laneway.engine.plan import Plan, inflight_ceiling, places_of, validate
 from laneway.engine.state import RequestState, State, end_tokens
+from laneway.engine.throttling import patience
 from laneway.engine.trials import choose_trial
 
 
@@ -144,8 +145,8 @@ def _submit_effect(
         origin=chosen.origin,
         operations=operations,
         rows=_submit_rows(state, chosen),
-        suspect_after_ns=limits.hang_suspect_ns,
-        confirm_after_ns=limits.hang_confirm_ns,
-        cap_after_ns=limits.hang_cap_ns,
+        suspect_after_ns=limits.hang_suspect_ns * patience(state),
+        confirm_after_ns=limits.hang_confirm_ns * patience(state),
+        cap_after_ns=limits.hang_cap_ns * patience(state),
         places=places_of(model, submodel, [row.lane for row in chosen.rows]),
     )

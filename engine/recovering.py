@@ -34,6 +34,7 @@ from laneway.engine.ladder import (
     OUT,
     PROCESS,
     affordable_rung,
+    follows_foreign_reset,
     is_spent,
     pause_ns,
     within,
@@ -85,7 +86,11 @@ def begin(
         escalate(draft, cause, rung, reason, until_ns=until_ns, code=code, **more)
         _fail_first_loads(draft, reason, spared)
     elif state.device.state == "recovering":
-        next_rung(draft, reason, least=rung)
+        changes = len(recent_epoch_changes(state))
+        if cause == FOREIGN_RESET and changes >= FOREIGN_RESETS_MAX:
+            lose_device(draft, f"the board has another owner: {reason}", rung=OUT)
+        else:
+            next_rung(draft, reason, least=rung)
     elif state.device.state == "suspect" and rung > recovery.rung:
         escalate(draft, cause, rung, reason, until_ns=recovery.until_ns, code=code)
 
@@ -269,6 +274,11 @@ def reset_finished(draft: Draft, taken: ResetFinished) -> None:
     changed = changed_versions(state.device.facts, taken)
     if changed:
         lose_device(draft, f"the versions changed with the reset (row 26): {changed}", rung=OUT)
+        return
+    again = len(recent_epoch_changes(state)) >= FOREIGN_RESETS_MAX
+    if again and follows_foreign_reset(state.device.device_epoch, taken):
+        found = f"it was in epoch {taken.epoch_before} before its reset"
+        lose_device(draft, f"the board has another owner: {found}", rung=OUT)
         return
     problem = refuse_reset(state, taken)
     if problem:

@@ -323,6 +323,11 @@ class DeviceState:
     ceiling_falls: int = 0
     good_canaries: int = 0
     missed_ns: tuple[int, ...] = ()
+    throttled: tuple[int, ...] = ()
+    """The chips that run slower now because of their heat (row 25)."""
+
+    device_epoch: int = 0
+    """The device's own number of its epoch, as it was opened or last reset and believed."""
 
 
 @attrs.define

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 
+from laneway.engine.faulting import row_of, was_reset_by_another
 from laneway.engine.inputs import (
     ArtifactRefused,
     CcuRecord,
@@ -29,8 +30,9 @@ from laneway.engine.inputs import (
     StatusDoubted,
     SubmitDoubtful,
     SubmitRefused,
+    ThrottleTold,
 )
-from laneway.engine.ladder import GONE, PROCESS, first_rung
+from laneway.engine.ladder import DEVICE, FOREIGN_RESET, GONE, first_rung
 from laneway.engine.ledger import difference
 from laneway.engine.ports import Step
 from laneway.engine.state import State
@@ -199,11 +201,9 @@ def _device_faulted(step: Step, state: State) -> _Told:
         kind = _KIND_OF_CODE.get(taken.code, kind)
     if not step.events:
         return kind, _job(taken.job), text, "of no job in flight: recorded only (I5)", 0, details
-    cause, rung = first_rung(
-        taken.kind, taken.code, quiescent=taken.quiescent, kv_effect=taken.kv_effect
-    )
-    if taken.health is not None and taken.health.state in GONE:
-        cause, rung = "device lost (row 16)", PROCESS
+    cause, rung = row_of(state, taken)
+    if cause == FOREIGN_RESET:
+        kind = "epoch"
     return kind, _job(taken.job), text, cause, rung, details
 
 
@@ -310,6 +310,8 @@ def _probed(step: Step, state: State) -> _Told | None:
     if health is None:
         text = f"no answer to a health probe: {taken.reason}"
         return "silent", ("device/0",), text, "", 0, details
+    if was_reset_by_another(state, health) and health.state not in GONE:
+        return "epoch", ("device/0",), health_text(health), FOREIGN_RESET, DEVICE, details
     if health.sticky or health.state not in _WELL:
         kind = health.state if health.state not in _WELL else "sticky"
         return kind, ("device/0",), health_text(health), "", 0, details
@@ -318,6 +320,16 @@ def _probed(step: Step, state: State) -> _Told | None:
             text = f"memory read again: {event.data['reason']}"
             return "memory", ("device/0",), text, "", 0, details
     return None
+
+
+def _throttled(step: Step, state: State) -> _Told | None:
+    taken = step.taken
+    assert isinstance(taken, ThrottleTold)
+    if not taken.chips:
+        return None
+    text = f"chips {', '.join(map(str, taken.chips))} run slower because of their heat"
+    details = {"chips": list(taken.chips)}
+    return "throttled", ("device/0",), text, "thermal throttle (row 25)", 0, details
 
 
 def _restore_failed(step: Step, state: State) -> _Told:
@@ -402,6 +414,7 @@ _TELLERS: dict[type, Callable[[Step, State], _Told | None]] = {
     Completed: _completed,
     StatusDoubted: _status,
     HealthProbed: _probed,
+    ThrottleTold: _throttled,
     RestoreFailed: _restore_failed,
     ConfigureFailed: _configure_failed,
     ArtifactRefused: _artifact_refused,

@@ -13,6 +13,7 @@ import attrs
 from mutants.canary_detectors import CANARY_DETECTORS
 from mutants.guilt_detectors import GUILT_DETECTORS
 from mutants.recovery_detectors import RECOVERY_DETECTORS
+from mutants.replacing_detectors import REPLACING_DETECTORS
 from support.fake_device import KvFault
 from support.journal_steps import run_core, tamper
 from support.machine_run import MachineRun
@@ -400,4 +401,5 @@ DETECTORS: tuple[Detector, ...] = (
     *CANARY_DETECTORS,
     *RECOVERY_DETECTORS,
     *GUILT_DETECTORS,
+    *REPLACING_DETECTORS,
 )

@@ -15,6 +15,8 @@ import mutants.guilt_detectors as guilt_detectors
 import mutants.guilt_plants as guilt_plants
 import mutants.recovery_detectors as recovery_detectors
 import mutants.recovery_plants as recovery_plants
+import mutants.replacing_detectors as replacing_detectors
+import mutants.replacing_plants as replacing_plants
 import numpy as np
 import pytest
 from mutants.detectors import Detector
@@ -997,5 +999,40 @@ MUTANTS: tuple[Mutant, ...] = (
         _g.transfers_beyond_a_reset,
         "E9",
         "tainted memory is given back after a reset",
+    ),
+    _mutant(
+        "R10.2",
+        replacing_plants.drained_before_it_is_known,
+        replacing_detectors.bad_replacement,
+        "R10.2",
+        "a model that serves is drained for an artifact that nobody has looked at",
+    ),
+    _mutant(
+        "R14.5",
+        replacing_plants.any_artifact_loaded_back,
+        replacing_detectors.overwritten_source,
+        "R14.5",
+        "whatever is at the old place is loaded back",
+    ),
+    _mutant(
+        "R14.5",
+        replacing_plants.disproven_gone_back_to,
+        replacing_detectors.wrong_for_good,
+        "R14.5",
+        "an artifact that was found wrong is gone back to",
+    ),
+    _mutant(
+        "row 22",
+        replacing_plants.foreign_reset_overlooked,
+        replacing_detectors.somebody_elses_reset,
+        "row 22",
+        "a device in a later epoch is taken for the same",
+    ),
+    _mutant(
+        "row 17",
+        replacing_plants.configured_again_without_a_reset,
+        replacing_detectors.configuration_that_fails_once,
+        "row 17",
+        "a configuration that failed is tried again on the same device",
     ),
 )

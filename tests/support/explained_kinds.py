@@ -123,7 +123,7 @@ KINDS: dict[str, Explained] = {
     ),
     "epoch_bump": told("epoch_bump on=submit nth=3", "epoch", 22, 6, "recovered"),
     "owner_change": told(
-        "owner_change on=submit nth=3 pid=7 for=20ms", "aborted", 7, 4, "recovered"
+        "owner_change on=submit nth=3 pid=7 for=20ms", "epoch", 22, 6, "recovered"
     ),
 }
 
