@@ -29,8 +29,9 @@ ROUNDS = 15
 APPENDS = 200
 """Steps a burst: one call of a contender appends so many."""
 
-STEPS = 4000
-"""Steps of the life that is kept, folded and decided again."""
+STEPS = 12_000
+"""Steps of the life that is kept, folded and decided again: so many that its opening, some 120
+steps of another kind, hardly counts."""
 
 BYTES_MAX = 25
 FOLD_MIN, VERIFY_MIN = 1_000_000, 100_000
