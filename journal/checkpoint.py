@@ -44,10 +44,11 @@ class Checkpointer:
 
     def notice(self, rows: list[Row]) -> None:
         """Take note that the log grew by one commit (the gate is held)."""
-        self._grown_bytes += PAGE_BYTES
-        for row in rows:
-            self._grown_bytes += PAGE_BYTES + len(row[3]) + len(row[4])
-        if self._grown_bytes >= GROWTH_BYTES:
+        grown_bytes = self._grown_bytes + PAGE_BYTES
+        for _, _, _, taken, events, _ in rows:
+            grown_bytes += PAGE_BYTES + len(taken) + len(events)
+        self._grown_bytes = grown_bytes
+        if grown_bytes >= GROWTH_BYTES:
             self._wake.set()
 
     def start(self) -> None:

@@ -52,6 +52,7 @@ class Writer:
             self._proxied.close()
             raise
         self._cursor = self._connection.cursor()
+        self._execute = self._cursor.execute
         self._failure: BaseException | None = None
         self._closed = False
         self._gate = threading.Lock()
@@ -61,16 +62,15 @@ class Writer:
     def append(self, codec: Codec, steps: Sequence[Step]) -> None:
         """Make the steps durable, all or none. Raises: JournalWriteError."""
         with self._gate:
-            if self._closed:
-                raise JournalWriteError(f"{self._path} is closed")
-            failure = self._failure or self._checkpointer.failure
-            if failure is not None:
-                raise JournalWriteError(
-                    f"{self._path} takes no more steps after an error ({failure})"
-                ) from failure
+            if self._closed or self._failure or self._checkpointer.failure:
+                self._refuse()
             rows, head = seal(codec, self.head, steps)
             try:
-                self._write(rows, to_disk=_must_reach_disk(steps))
+                to_disk = _must_reach_disk(steps)
+                if to_disk or len(rows) > 1:
+                    self._write(rows, to_disk=to_disk)
+                else:
+                    self._execute(schema.INSERT_STEP, rows[0])
             except BaseException as error:
                 self._failure = error
                 self._roll_back(error)
@@ -80,8 +80,17 @@ class Writer:
             self.head = head
             self._checkpointer.notice(rows)
 
+    def _refuse(self) -> None:
+        """Raise JournalWriteError: the journal takes no more steps."""
+        if self._closed:
+            raise JournalWriteError(f"{self._path} is closed")
+        failure = self._failure or self._checkpointer.failure
+        raise JournalWriteError(
+            f"{self._path} takes no more steps after an error ({failure})"
+        ) from failure
+
     def _write(self, rows: list[Row], *, to_disk: bool) -> None:
-        execute = self._cursor.execute
+        execute = self._execute
         if to_disk:
             execute("PRAGMA synchronous=FULL")
         if len(rows) == 1:
@@ -196,4 +205,7 @@ def _create_schema(engine: sqlalchemy.Engine, meta: Meta) -> None:
 
 
 def _must_reach_disk(steps: Sequence[Step]) -> bool:
-    return any(not DISK_TRIGGERS.isdisjoint(map(_TRIGGER, step.events)) for step in steps)
+    for step in steps:
+        if not DISK_TRIGGERS.isdisjoint(map(_TRIGGER, step.events)):
+            return True
+    return False
