@@ -17,6 +17,12 @@ fault exception kind=ccu_exception on=exec every=90 count=inf quiesce=n kv=unkno
 """
 
 
+@pytest.fixture(autouse=True)
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let short runs ask for few prompts, whose answers are computed before each of them."""
+    monkeypatch.setattr(soaking, "POOL", 12)
+
+
 def soak(hours: float, faults: Path | None, seed: int = 3) -> SoakReport:
     return Soak(hours=hours, clock="virtual", faults=faults, seed=seed, model=demo_model()).run()
 

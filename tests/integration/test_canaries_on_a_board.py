@@ -23,10 +23,10 @@ from laneway.engine.ports import Step
 from laneway.journal import open_journal
 from laneway.statemachines import Event
 
-EVERY = 12
+EVERY = 8
 LIMITS = Limits(canary_jobs=EVERY, canary_idle_ns=600 * SECOND, requalify_canaries=2)
 LANES = 8
-TOKENS = 8
+TOKENS = 5
 TO_FREE_LANE = 2 * TOKENS
 """Jobs until one of the sequences that hold all lanes has ended, at most so many in batches."""
 
