@@ -116,8 +116,9 @@ def _refuse_load(state: State, others: list[ModelState]) -> str:
 def _refuse(draft: Draft, number: int, reason: str) -> None:
     """End a load that touched nothing: failed, and clean at once."""
     draft.emit("model", number, "refuse", data={"reason": reason})
-    let_go(draft, draft.state.models[number], "clean", generation=0)
-    prove_on(draft, reason)
+    model = draft.state.models[number]
+    let_go(draft, model, "clean", generation=0)
+    prove_on(draft, model, reason)
 
 
 def refused(draft: Draft, taken: ArtifactRefused) -> None:

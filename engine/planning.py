@@ -131,7 +131,7 @@ def _masked(state: State, request: RequestState) -> tuple[int, ...]:
 def _submit_effect(
     state: State, chosen: Plan, number: int, operations: tuple[KvOperation, ...]
 ) -> SubmitJob:
-    limits = state.limits
+    limits, stretch = state.limits, patience(state)
     model = state.models[chosen.model]
     assert model.facts is not None
     submodel = model.facts.by_name[state.buffers[chosen.buffer].submodel]
@@ -145,8 +145,8 @@ def _submit_effect(
         origin=chosen.origin,
         operations=operations,
         rows=_submit_rows(state, chosen),
-        suspect_after_ns=limits.hang_suspect_ns * patience(state),
-        confirm_after_ns=limits.hang_confirm_ns * patience(state),
-        cap_after_ns=limits.hang_cap_ns * patience(state),
+        suspect_after_ns=limits.hang_suspect_ns * stretch,
+        confirm_after_ns=limits.hang_confirm_ns * stretch,
+        cap_after_ns=limits.hang_cap_ns * stretch,
         places=places_of(model, submodel, [row.lane for row in chosen.rows]),
     )

@@ -389,18 +389,19 @@ def proof_failed(draft: Draft, model: ModelState, reason: str) -> None:
     next_rung(draft, f"model/{model.number}: {reason}")
 
 
-def prove_on(draft: Draft, reason: str) -> None:
-    """Go on with a proof that waited for another model and will not get it.
+def prove_on(draft: Draft, gone: ModelState, reason: str) -> None:
+    """Go on with a proof that waited for a model which is gone now.
 
-    The model that stood down for it is reset further; without any the device serves, and the
-    golden run of the next load decides.
+    The one that stood down for it is reset further; without any the device serves, and the golden
+    run of the next load decides.
     """
     state = draft.state
     if state.device.state != "recovering":
         return
+    stood_down = state.models.get(gone.replaces)
     if not state.models:
         serve_again(draft)
-    elif all(model.state == "recovering" for model in state.models.values()):
+    elif stood_down is not None and stood_down.state == "recovering":
         next_rung(draft, f"there is no way back: {reason}")
 
 

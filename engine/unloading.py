@@ -103,7 +103,7 @@ def _take_as_gone(draft: Draft, model: ModelState) -> None:
     let_go(draft, model, trigger, generation=model.generation)
     requalify(draft)
     ask_again(draft)
-    prove_on(draft, model.reason)
+    prove_on(draft, model, model.reason)
 
 
 def still_held(state: State, model: ModelState, used_bytes: tuple[int, ...]) -> str:

@@ -43,6 +43,7 @@ from laneway.engine.errors import ConfigurationError, UsageError
 from laneway.engine.inputs import (
     NO_TOKEN,
     ArtifactRefused,
+    ArtifactValidated,
     BufferRestored,
     Completed,
     ConfigureFailed,
@@ -232,6 +233,23 @@ def test_a_damaged_artifact_is_refused_and_the_device_is_untouched(
     assert health is not None and set(health.used_bytes) == {0}
     with pytest.raises(KeyError):
         driven.device.text(1)
+
+
+def test_a_check_keeps_nothing_of_an_artifact(open_driven: Open, calbin: str) -> None:
+    """Beside a model that serves: the same answer, no text, no memory, and a validation later."""
+    driven = open_driven()
+    facts = driven.validate(calbin)
+    driven.configure()
+    effect = ValidateArtifact(model=2, source=calbin, check=True)
+    checked = driven.ask(effect, ArtifactValidated)
+    used = tuple(chip.used_bytes for chip in checked.chips)
+    assert used == facts.chip_bytes, "what the first one holds, and no more"
+    assert attrs.evolve(checked, model=1, chips=facts.chips) == facts
+    with pytest.raises(KeyError):
+        driven.device.text(2)
+    assert driven.ask(ReleaseModel(model=1, generation=GENERATION), ModelReleased).healthy
+    driven.validate(calbin, model=2)
+    driven.configure(model=2)
 
 
 def test_an_artifact_for_newer_firmware_is_refused_by_the_device(
