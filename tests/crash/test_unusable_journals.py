@@ -116,7 +116,7 @@ def change_last_row(path: Path) -> None:
         (overwrite_header, r"\S*run.db is not a journal \(not an SQLite database\)", READERS),
         (
             make_newer,
-            r"\S*run.db was made by a newer laneway \(schema 7, this one reads 1\):"
+            r"\S*run.db was made by a newer laneway \(schema 7, this one reads 2\):"
             r" update laneway",
             READERS,
         ),
