@@ -420,9 +420,7 @@ class Engine:
 
         Raises: ModelError with the reason; EngineClosedError.
         """
-        check_text("alias", alias, most=NAME_CHARACTERS_MAX)
-        path = os.fspath(source)
-        check_text("source", path, most=SOURCE_CHARACTERS_MAX)
+        path = _check_place(alias, source)
         number = self._ask_model(lambda n: LoadRequested(model=n, alias=alias, source=path))
         self._wait_for(lambda: self._loads.has_ended(self._state, number))
         if (reason := self._loads.reason(number)) is not None:
@@ -440,9 +438,7 @@ class Engine:
         Raises: ModelError with the reason and what serves the alias now; EngineClosedError.
         Source: R10.2, R14.5.
         """
-        check_text("alias", alias, most=NAME_CHARACTERS_MAX)
-        path = os.fspath(source)
-        check_text("source", path, most=SOURCE_CHARACTERS_MAX)
+        path = _check_place(alias, source)
         number = self._ask_model(lambda n: ReplaceRequested(model=n, alias=alias, source=path))
         self._wait_for(lambda: self._loads.is_replaced(self._state, number))
         if (reason := self._loads.reason(number)) is not None:
@@ -640,6 +636,14 @@ class Engine:
             for subscription in self._subscriptions:
                 subscription.end()
             self._subscriptions.clear()
+
+
+def _check_place(alias: str, source: str | os.PathLike[str]) -> str:
+    """Return the path of an artifact. Raises: TypeError or ValueError for it or its alias."""
+    path = os.fspath(source)
+    check_text("alias", alias, most=NAME_CHARACTERS_MAX)
+    check_text("source", path, most=SOURCE_CHARACTERS_MAX)
+    return path
 
 
 def _take_tokens(outbox: deque[Effect]) -> Iterator[Deliver]:

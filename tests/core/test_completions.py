@@ -6,12 +6,12 @@ import attrs
 import pytest
 from support.rig import Rig
 from support.script import begin, finish_and_check, points
+from support.told import fault_told
 
 from laneway.engine.effects import SubmitJob
 from laneway.engine.inputs import (
     BufferRestored,
     Completed,
-    DeviceFaulted,
     Input,
     JobProgressed,
     JobStalled,
@@ -77,18 +77,16 @@ STRAYS: list[Input] = [
     BufferRestored(buffer=1, job=UNKNOWN),
     RestoreFailed(buffer=1, job=UNKNOWN, code=1, reason="stray"),
     RestoreFailed(buffer=9_000, job=UNKNOWN, code=1, reason="stray"),
-    DeviceFaulted(
+    fault_told(
+        "ccu",
+        1,
         job=UNKNOWN,
         ticket=1,
         epoch=1,
         generation=1,
-        kind="ccu",
-        code=1,
         quiescent=True,
         kv_effect="none",
         reason="stray",
-        record=None,
-        health=None,
     ),
 ]
 

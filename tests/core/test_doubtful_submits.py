@@ -7,9 +7,9 @@ a reset would help, and the device is lost.
 import pytest
 from support.fake_device import FakeDevice
 from support.rig import Rig
+from support.told import stall_told
 
 from laneway.engine import Limits
-from laneway.engine.inputs import JobStalled
 
 WIDE = Limits(buffers_per_submodel=4)
 
@@ -102,16 +102,7 @@ def test_without_an_end_by_its_deadline_it_is_a_hang() -> None:
     rig.run(until=lambda: bool(rig.events("job", "doubt")))
     rig.device.holding = True
     (job,) = rig.state.jobs.values()
-    rig.post(
-        JobStalled(
-            job=job.number,
-            ticket=job.ticket,
-            stage="cap",
-            phase="exec",
-            age_ns=9,
-            progress_age_ns=9,
-        )
-    )
+    rig.post(stall_told(job, "cap"))
     rig.run()
     assert rig.state.device.state == "lost" and "hangs" in rig.engine.health().reason
     rig.check_answers(ended_early=[one.stream for one in rig.streams])
@@ -122,16 +113,7 @@ def test_a_suspected_hang_that_was_a_doubtful_submit_ends_degraded() -> None:
     rig = doubted(3)
     rig.run(until=lambda: bool(rig.events("job", "doubt")))
     (job,) = rig.state.jobs.values()
-    rig.interrupt(
-        JobStalled(
-            job=job.number,
-            ticket=job.ticket,
-            stage="suspect",
-            phase="exec",
-            age_ns=9,
-            progress_age_ns=9,
-        )
-    )
+    rig.interrupt(stall_told(job, "suspect"))
     assert rig.state.device.state == "suspect"
     rig.run()
     assert rig.state.device.state == "degraded"

@@ -11,6 +11,7 @@ from support.fake_device import healthy
 from support.lost import check_lost
 from support.rig import Rig
 from support.script import begin, points
+from support.told import fault_told
 
 from laneway.engine.effects import RestoreBuffer, SubmitJob
 from laneway.engine.inputs import (
@@ -31,16 +32,13 @@ RECORD = CcuRecord(
 
 def faulted(job: int | None, kind: str) -> DeviceFaulted:
     """Return a fault of a job, or of the device alone."""
-    return DeviceFaulted(
+    return fault_told(
+        kind,
+        0x0603,
         job=job,
         ticket=901,
         epoch=1,
         generation=1,
-        kind=kind,
-        code=0x0603,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
         record=RECORD if kind == "ccu" else None,
         health=healthy(0),
     )

@@ -4,6 +4,7 @@ import attrs
 import pytest
 from support.fake_device import healthy
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine.effects import RunReset
 from laneway.engine.inputs import DeviceFaulted, HealthProbed
@@ -19,17 +20,15 @@ def health_now(rig: Rig) -> HealthProbed:
 
 def aborted_by_another(rig: Rig, job: int) -> DeviceFaulted:
     """Return the end of a job that somebody else's reset brought."""
-    return DeviceFaulted(
+    return fault_told(
+        "aborted",
+        0x0606,
         job=job,
         ticket=rig.state.jobs[job].ticket,
         epoch=rig.state.device.epoch,
         generation=rig.state.jobs[job].generation,
-        kind="aborted",
-        code=0x0606,
         quiescent=True,
-        kv_effect="unknown",
         reason="aborted",
-        record=None,
         health=attrs.evolve(healthy(0), device_epoch=rig.device.epoch + 1),
     )
 

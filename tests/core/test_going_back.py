@@ -6,6 +6,7 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine import Limits, ModelError
 from laneway.engine.effects import (
@@ -237,19 +238,7 @@ def _begin_way(rig: Rig, actions: int) -> int:
 
 
 def _fault() -> DeviceFaulted:
-    return DeviceFaulted(
-        job=None,
-        ticket=0,
-        epoch=0,
-        generation=0,
-        kind="device",
-        code=0x0801,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=None,
-    )
+    return fault_told("device", 0x0801)
 
 
 def test_a_load_that_never_served_has_no_way_back() -> None:

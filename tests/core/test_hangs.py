@@ -10,6 +10,7 @@ from support.recovery import faulted
 from support.rig import Rig
 from support.schedules import VERIFIED, Scheduled, Shape, wide
 from support.script import begin, points
+from support.told import stall_told
 
 from laneway.engine import Limits
 from laneway.engine.effects import CancelJob, RunReset
@@ -19,9 +20,7 @@ from laneway.engine.limits import SECOND
 
 def stalled(rig: Rig, stage: str) -> JobStalled:
     (job,) = rig.state.jobs.values()
-    return JobStalled(
-        job=job.number, ticket=job.ticket, stage=stage, phase="exec", age_ns=9, progress_age_ns=9
-    )
+    return stall_told(job, stage)
 
 
 def test_a_suspected_hang_stops_submissions_until_the_job_ends() -> None:
@@ -59,16 +58,7 @@ def test_the_answer_of_another_job_absolves_nobody() -> None:
         rig.run()
         first, second = rig.state.jobs.values()
         suspected = (second, first)[suspect]
-        rig.interrupt(
-            JobStalled(
-                job=suspected.number,
-                ticket=suspected.ticket,
-                stage="suspect",
-                phase="exec",
-                age_ns=9,
-                progress_age_ns=9,
-            )
-        )
+        rig.interrupt(stall_told(suspected, "suspect"))
         planned = rig.state.next_job
         rig.device.finish_job()
         rig.run()

@@ -26,6 +26,7 @@ from support.strikes import (
     strike,
     strike_now,
 )
+from support.told import fault_told, stall_told
 
 from laneway.engine import Request, RequestRejectedError, Stream
 from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, SubmitJob
@@ -36,7 +37,6 @@ from laneway.engine.inputs import (
     HealthFacts,
     HealthProbed,
     Input,
-    JobStalled,
     RequestSubmitted,
     ResetFinished,
 )
@@ -190,14 +190,7 @@ def test_a_confirmed_hang_is_reset() -> None:
         run_to_job(rig)
         (job,) = rig.state.jobs.values()
         rig.device.holding = True
-        stalled = JobStalled(
-            job=job.number,
-            ticket=job.ticket,
-            stage=stage,
-            phase="exec",
-            age_ns=9,
-            progress_age_ns=9,
-        )
+        stalled = stall_told(job, stage)
         rig.interrupt(stalled)
         rig.run(until=lambda rig=rig: bool(levels(rig)))  # type: ignore[misc]
         rig.device.holding = False
@@ -210,16 +203,7 @@ def hang(rig: Rig) -> None:
     run_to_job(rig)
     (job,) = rig.state.jobs.values()
     rig.device.holding = True
-    rig.interrupt(
-        JobStalled(
-            job=job.number,
-            ticket=job.ticket,
-            stage="confirm",
-            phase="exec",
-            age_ns=9,
-            progress_age_ns=9,
-        )
-    )
+    rig.interrupt(stall_told(job, "confirm"))
 
 
 @pytest.mark.parametrize(
@@ -351,17 +335,11 @@ def test_budgets_and_restarts_survive_the_process() -> None:
 
 def fault_of_device(rig: Rig) -> DeviceFaulted:
     (model,) = rig.state.models.values()
-    return DeviceFaulted(
-        job=None,
-        ticket=0,
+    return fault_told(
+        "device",
+        STICKY,
         epoch=rig.state.device.epoch,
         generation=model.generation,
-        kind="device",
-        code=STICKY,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
         health=healthy(0),
     )
 

@@ -6,6 +6,7 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, artifact
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine import ModelError, Request, RequestRejectedError
 from laneway.engine.effects import ConfigureModel, ReleaseModel, SubmitJob, ValidateArtifact
@@ -238,19 +239,7 @@ def test_a_device_that_is_lost_meanwhile_is_told() -> None:
 
 
 def _wedged() -> DeviceFaulted:
-    return DeviceFaulted(
-        job=None,
-        ticket=0,
-        epoch=0,
-        generation=0,
-        kind="call",
-        code=0x0802,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="wedged",
-        record=None,
-        health=None,
-    )
+    return fault_told("call", 0x0802, reason="wedged")
 
 
 # ------------------------------------------------------------------ at every point

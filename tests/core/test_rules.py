@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from support.fake_device import FakeDevice, KvFault, healthy
 from support.rig import Rig
 from support.schedules import VERIFIED
+from support.told import fault_told
 
 from laneway.engine import Limits
 from laneway.engine.inputs import (
     Completed,
-    DeviceFaulted,
     HealthProbed,
     JobStalled,
     RestoreFailed,
@@ -141,21 +141,7 @@ class EngineRules(RuleBasedStateMachine):
         """A job or the device fails."""
         job = next(iter(self.rig.state.jobs), None)
         self.rig.device.drop_jobs()
-        self.rig.post(
-            DeviceFaulted(
-                job=job,
-                ticket=1,
-                epoch=1,
-                generation=1,
-                kind=kind,
-                code=0x0603,
-                quiescent=False,
-                kv_effect="unknown",
-                reason="told to",
-                record=None,
-                health=None,
-            )
-        )
+        self.rig.post(fault_told(kind, 0x0603, job=job, ticket=1, epoch=1, generation=1))
 
     @rule()
     def repeat_a_completion(self) -> None:

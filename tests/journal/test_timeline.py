@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.journal_steps import completed, run_core, started, story, ticks
+from support.told import fault_told
 
 from laneway.engine.errors import ConfigurationError
 from laneway.engine.inputs import (
@@ -248,19 +249,7 @@ def test_stats_by_hand() -> None:
 
 def fault(kind: str) -> DeviceFaulted:
     """Return a fault of no job."""
-    return DeviceFaulted(
-        job=None,
-        ticket=0,
-        epoch=1,
-        generation=1,
-        kind=kind,
-        code=1,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=None,
-    )
+    return fault_told(kind, 1, epoch=1, generation=1)
 
 
 def stall(stage: str) -> JobStalled:

@@ -16,12 +16,12 @@ from support.canary_rig import busy as busy_with_canaries
 from support.canary_rig import fill
 from support.memory_steps import ListJournal
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine.errors import InvariantError
 from laneway.engine.inputs import (
     BufferRestored,
     Completed,
-    DeviceFaulted,
     RequestSubmitted,
     SubmitAccepted,
 )
@@ -270,18 +270,16 @@ def _beside_another() -> list[Step]:
 
 def _foreign_fault() -> list[Step]:
     at, _ = _first("job", "complete")
-    fault = DeviceFaulted(
+    fault = fault_told(
+        "ccu",
+        1,
         job=1,
         ticket=1,
         epoch=77,
         generation=1,
-        kind="ccu",
-        code=1,
         quiescent=True,
         kv_effect="none",
         reason="",
-        record=None,
-        health=None,
     )
     return _replaced(at, taken=fault)
 

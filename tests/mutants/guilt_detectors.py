@@ -11,9 +11,10 @@ from support.schedules import VERIFIED, wide
 from support.script import small_artifact
 from support.strikes import POISON, fault, levels, poisoned
 from support.text_model import Wish
+from support.told import stall_told
 
 from laneway.engine.effects import SubmitJob
-from laneway.engine.inputs import Completed, Input, JobStalled
+from laneway.engine.inputs import Completed, Input
 from laneway.engine.sampling import Sampling
 
 
@@ -53,16 +54,7 @@ def two_hung() -> None:
     guilty = next(iter(rig.state.jobs.values())).rows[0].owner
     for job in reversed(list(rig.state.jobs.values())):
         for stage in ("suspect", "confirm"):
-            rig.interrupt(
-                JobStalled(
-                    job=job.number,
-                    ticket=job.ticket,
-                    stage=stage,
-                    phase="exec",
-                    age_ns=9,
-                    progress_age_ns=9,
-                )
-            )
+            rig.interrupt(stall_told(job, stage))
     _go_on(rig, [guilty])
 
 

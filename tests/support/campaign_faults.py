@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 from support.fake_device import FakeDevice, KvFault, healthy
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine.effects import (
     ConfigureModel,
@@ -121,17 +122,13 @@ class Trouble:
     def fault(self, kind: str, code: int, job: int | None = None, **more: Any) -> DeviceFaulted:
         """Return a fault as a device would tell it."""
         known = self.rig.state.jobs.get(job) if job is not None else None
-        taken = DeviceFaulted(
+        taken = fault_told(
+            kind,
+            code,
             job=job,
             ticket=known.ticket if known is not None else 0,
             epoch=self.rig.state.device.epoch,
             generation=known.generation if known is not None else 1,
-            kind=kind,
-            code=code,
-            quiescent=False,
-            kv_effect="unknown",
-            reason="told to",
-            record=None,
             health=healthy(0),
         )
         return attrs.evolve(taken, **more)

@@ -21,6 +21,7 @@ from support.hash_model import (
     healthy,
     next_token,
 )
+from support.told import fault_told
 
 from laneway.engine.clock import ManualClock
 from laneway.engine.effects import (
@@ -517,18 +518,16 @@ class FakeDevice:
 
 def aborted(effect: SubmitJob, ticket: int) -> DeviceFaulted:
     """Return the end of a job that was cancelled on the device."""
-    return DeviceFaulted(
+    return fault_told(
+        "aborted",
+        0x0606,
         job=effect.job,
         ticket=ticket,
         epoch=effect.epoch,
         generation=effect.generation,
-        kind="aborted",
-        code=0x0606,
         quiescent=True,
         kv_effect="none",
         reason="cancelled",
-        record=None,
-        health=None,
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 from support.fake_device import FakeDevice
+from support.told import fault_told
 
 from laneway.engine.decide import decide
 from laneway.engine.effects import DeviceEffect
@@ -18,7 +19,6 @@ from laneway.engine.inputs import (
     CloseRequested,
     Completed,
     DeviceFacts,
-    DeviceFaulted,
     EngineStarted,
     Input,
     JobTimes,
@@ -224,18 +224,14 @@ class _Fault:
             self._left -= 1
         if self._left:
             return done
-        return DeviceFaulted(
+        return fault_told(
+            "ccu",
+            0x401,
             job=done.job,
             ticket=done.ticket,
             epoch=done.epoch,
             generation=done.generation,
-            kind="ccu",
-            code=0x401,
             quiescent=True,
-            kv_effect="unknown",
-            reason="told to",
-            record=None,
-            health=None,
         )
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import attrs
+from support.told import fault_told
 
 from laneway.engine.distribution import Distribution
 from laneway.engine.families import picture
@@ -114,18 +115,8 @@ def completed(job: int, *rows: RowResult, **change: Any) -> Completed:
 
 def faulted(job: int | None, kind: str, **change: Any) -> DeviceFaulted:
     """Return a fault of the device."""
-    fault = DeviceFaulted(
-        job=job,
-        ticket=0 if job is None else 900 + job,
-        epoch=1,
-        generation=1,
-        kind=kind,
-        code=1,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=None,
+    fault = fault_told(
+        kind, 1, job=job, ticket=0 if job is None else 900 + job, epoch=1, generation=1
     )
     return attrs.evolve(fault, **change)
 

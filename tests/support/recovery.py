@@ -12,6 +12,7 @@ import attrs
 import pytest
 from support.fake_device import healthy
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine import faulting, health
 from laneway.engine.draft import Draft
@@ -54,19 +55,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def faulted(job: int | None) -> DeviceFaulted:
     """Return a fault of a job, or of the device."""
-    return DeviceFaulted(
-        job=job,
-        ticket=0,
-        epoch=0,
-        generation=0,
-        kind="ccu" if job is not None else "device",
-        code=0x0603,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
-        health=None,
-    )
+    return fault_told("ccu" if job is not None else "device", 0x0603, job=job)
 
 
 def _fault(draft: Draft, taken: DeviceFaulted) -> None:

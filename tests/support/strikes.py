@@ -6,6 +6,7 @@ import attrs
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
 from support.script import PROMPTS, TOKENS, small_artifact
+from support.told import fault_told
 
 from laneway.engine import Limits
 from laneway.engine.effects import RunReset, SubmitJob
@@ -29,17 +30,13 @@ def begin(
 def fault(rig: Rig, kind: str = "ccu", code: int = CCU, **more: Any) -> DeviceFaulted:
     """Return a fault of the job in flight, or of the device where the kind is of the device."""
     job = next(iter(rig.state.jobs.values()), None)
-    taken = DeviceFaulted(
+    taken = fault_told(
+        kind,
+        code,
         job=job.number if job is not None and kind not in ("device", "call") else None,
         ticket=job.ticket if job is not None else 0,
         epoch=rig.state.device.epoch,
         generation=next(iter(rig.state.models.values())).generation,
-        kind=kind,
-        code=code,
-        quiescent=False,
-        kv_effect="unknown",
-        reason="told to",
-        record=None,
         health=healthy(0),
     )
     return attrs.evolve(taken, **more)
@@ -74,16 +71,13 @@ def poisoned(effect: SubmitJob, done: Completed) -> Input:
     """Fail every job that has a row of the poison prompt; others end well."""
     if not any(row.tokens[: len(POISON)] == POISON for row in effect.rows):
         return done
-    return DeviceFaulted(
+    return fault_told(
+        "ccu",
+        CCU,
         job=effect.job,
         ticket=done.ticket,
         epoch=effect.epoch,
         generation=effect.generation,
-        kind="ccu",
-        code=CCU,
-        quiescent=False,
-        kv_effect="unknown",
         reason="bad command",
-        record=None,
         health=healthy(0),
     )
