@@ -215,6 +215,11 @@ def test_the_program_refuses_in_one_line(tmp_path: Path) -> None:
     assert called.code == 2 and "Traceback" in called.err
 
 
+def _hear_interrupts() -> None:
+    """Let a program be interrupted also where the tests were begun in a shell's background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code", "word"),
@@ -230,6 +235,7 @@ def test_a_signal_ends_the_program_with_everything_closed(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_hear_interrupts,
     )
     assert program.stdout is not None and program.stderr is not None
     program.stdout.readline()  # the first line of the answer: it is in the middle of it
