@@ -77,25 +77,16 @@ def evolve(state: State, event: Event, taken: Input) -> None:
     such edge.
     """
     machine, trigger = event.machine, event.trigger
-    check_source(state, machine, event.entities, event.source, trigger)
-    if TABLES[machine].get((event.source, trigger)) != event.dest:
-        name = entity_name(machine, event.entities[0])
-        raise IllegalTransitionError(machine, event.source, trigger, name)
-    EVOLVERS[machine](state, event, taken)
-
-
-def check_source(
-    state: State, machine: str, entities: tuple[int, ...], source: str, trigger: str
-) -> None:
-    """Hold entities against the state that they are to leave by a trigger.
-
-    Raises: IllegalTransitionError naming the first one that is in another.
-    """
+    source = event.source
     known = _NONE if machine == "device" else entities_of(state, machine)
-    for number in entities:
+    for number in event.entities:
         found = known[number].state if number in known else state_of(state, machine, number)
         if found != source:
             raise IllegalTransitionError(machine, found, trigger, entity_name(machine, number))
+    if TABLES[machine].get((source, trigger)) != event.dest:
+        name = entity_name(machine, event.entities[0])
+        raise IllegalTransitionError(machine, source, trigger, name)
+    _EVOLVERS[machine](state, event, taken)
 
 
 def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
@@ -150,7 +141,7 @@ TABLES: Mapping[str, Mapping[tuple[str, str], str]] = {
 }
 """By machine: where a trigger leads from a state."""
 
-EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
+_EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
     "request": evolve_request,
     "job": evolve_job,
     "buffer": _evolve_buffer,

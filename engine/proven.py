@@ -18,7 +18,10 @@ def forget_proven(state: State, model: ModelState) -> None:
     """Forget what a model passed golden with: it does not any more; called by ``evolve`` alone."""
     sha256 = "" if model.facts is None else model.facts.sha256
     kept = tuple(one for one in state.proven.get(model.alias, ()) if one.sha256 != sha256)
-    state.proven[model.alias] = kept
+    if kept:
+        state.proven[model.alias] = kept
+    else:
+        state.proven.pop(model.alias, None)
 
 
 def passed_here(state: State, sha256: str) -> bool:

@@ -90,12 +90,12 @@ class RequestState:
     canary_tokens: int = 0
     proven_tokens: int = 0
     suspect_from: int | None = None
+    """Its tokens when the last canary began, when the last good one did, and the first that a
+    canary that differed put in doubt (decision 15)."""
+
     continued_from: int | None = None
     """The first of its tokens that was drawn after a fault or a restart, on a device of which no
     record says that a prefill gives the bits of decodes."""
-
-    """Its tokens when the last canary began, when the last good one did, and the first that a
-    canary that differed put in doubt (decision 15)."""
 
 
 class JobRow(NamedTuple):

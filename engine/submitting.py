@@ -5,7 +5,7 @@ Accepted, refused, doubtful, or KV not applied (R2.5, R7.4, R14.2, D6, G13).
 A refusal costs the job, not the request: the request is tried again in a new job until its retries
 are spent. The rows of a refused batch are tried again one by one, so that a bad one fails alone
 (I12). Capacity codes are tried again after a back-off (row 2 of the ladder); refusals in a row,
-stale epochs and device codes end in the device's end state.
+stale epochs and device codes begin the device's recovery (rows 3, 15, 22).
 """
 
 from laneway.engine.canaries import drop_broken_runs, drop_run

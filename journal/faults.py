@@ -310,7 +310,8 @@ def _probed(step: Step, state: State) -> _Told | None:
     if health is None:
         text = f"no answer to a health probe: {taken.reason}"
         return "silent", ("device/0",), text, "", 0, details
-    if was_reset_by_another(state, health) and health.state not in GONE:
+    moves = [event for event in step.events if event.machine == "device"]
+    if moves and was_reset_by_another(state, health) and health.state not in GONE:
         return "epoch", ("device/0",), health_text(health), FOREIGN_RESET, DEVICE, details
     if health.sticky or health.state not in _WELL:
         kind = health.state if health.state not in _WELL else "sticky"

@@ -23,6 +23,9 @@ from laneway.journal.sealing import decode_row
 TICKS_MAX = 4096
 """Jobs whose tokens are kept before the state is moved."""
 
+DIGITS_MAX = 19
+"""Of a number that a journal can hold."""
+
 _TICK = {b"Completed", b"BufferRestored", b"SubmitAccepted"}
 _PAIR = 2 * len(_TICK)
 """Rows of two jobs."""
@@ -114,11 +117,15 @@ class RunFolder:
         self.events += match.steps // len(_TICK) * len(match.moves)
         self.entity_events += match.steps // len(_TICK) * sum(match.moves)
         for row in match.tail:
-            self._fold(row)
+            self._fold_one(row)
 
-    def _fold(self, row: FollowedRow) -> None:
+    def _fold_one(self, row: FollowedRow) -> None:
         self._plainly(row, decode_row(self._codec, row))
         self._kinds = [*self._kinds[-2:], row[2]]
+
+    def _fold(self, row: FollowedRow) -> None:
+        """Fold a row plainly, and see whether a run begins behind it."""
+        self._fold_one(row)
         if self._bulk and self._kinds[0] == b"Completed" and _TICK.issubset(self._kinds):
             self._begin()
 
@@ -270,7 +277,7 @@ class _Match:
         texts, following = self._now, self._job + 1
         begin = texts.accepted_input % following
         told = taken[len(begin) : -1]
-        if not told.isdigit():
+        if not told.isdigit() or len(told) > DIGITS_MAX:
             return False
         ticket = int(told)
         if taken != b"%b%d]" % (begin, ticket) or events != texts.accepted % (following, ticket):

@@ -8,9 +8,17 @@ import pytest
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
 from support.script import TOKENS, small_artifact
-from support.strikes import begin, run_to_job, strike
+from support.strikes import STICKY, begin, run_to_job, strike
+from support.told import fault_told
 
-from laneway.engine.inputs import DeviceFaulted, HealthProbed, JobStalled, SubmitRefused
+from laneway.engine.inputs import (
+    DeviceFaulted,
+    HealthProbed,
+    Input,
+    JobStalled,
+    ResetFinished,
+    SubmitRefused,
+)
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
 from laneway.journal.explain import Explanation, explain, nearest
@@ -64,6 +72,26 @@ def test_a_fault_within_a_recovery_belongs_to_its_story() -> None:
     (story,) = told_of(rig.steps).stories
     assert [one.step for one in story.signals] == step_of(rig.steps, DeviceFaulted)
     assert (story.rungs, story.outcome) == ([4, 5], "recovered")
+
+
+def test_an_epoch_read_behind_the_engines_own_reset_is_nobody_elses() -> None:
+    """A probe that waited for the device may be told before the report of the reset is."""
+    rig = begin()
+    run_to_job(rig)
+
+    def probe_first(taken: Input) -> None:
+        if isinstance(taken, ResetFinished):
+            health = attrs.evolve(healthy(0), device_epoch=taken.epoch_after)
+            rig.engine._inbox._queue.appendleft(HealthProbed(health=health, reason=""))
+
+    rig.device.meanwhile = probe_first
+    rig.device.drop_jobs()
+    rig.interrupt(fault_told("device", STICKY))
+    rig.run()
+    rig.close()
+    (story,) = told_of(rig.steps).stories
+    assert rig.state.device.epoch == 2, "the probe read nothing new"
+    assert [one.kind for one in story.signals] == ["sticky"]
 
 
 def test_refusals_are_one_story_until_the_device_takes_a_job_again() -> None:

@@ -301,6 +301,17 @@ def forge(journal: MemoryJournal, sound: list[Any], number: int, column: str, te
     journal._head = Head(rows[-1].step, rows[-1].at_ns, chain)
 
 
+def test_a_ticket_of_more_digits_than_python_reads() -> None:
+    """A forged number of any length gets the plain fold's answer, not an error of its own."""
+    journal = journal_of(islice(bench_ticks.life(), 150))
+    sound: list[Any] = list(journal._rows)
+    number = next(n for n in range(130, 150) if sound[n].input_kind == b"SubmitAccepted")
+    head, _, _ = sound[number].input.rpartition(b",")
+    for digits in (25, 5000):
+        forge(journal, sound, number, "input", head + b"," + b"9" * digits + b"]")
+        assert outcome(journal, TODAY) == outcome(journal, PLAIN)
+
+
 # ---------------------------------------------------------------------------- planted mistakes
 
 
