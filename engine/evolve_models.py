@@ -46,8 +46,10 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
     elif event.trigger == "retry":
         model.configure_failures += 1
         model.waiting = event.data.get("waits", False)
-    elif event.trigger in ("vet", "revalidate"):
-        model.vetted, model.waiting = True, event.trigger == "vet"
+    elif event.trigger == "vet":
+        model.vetted = model.waiting = True
+    elif event.trigger == "revalidate":
+        model.waiting = False
     elif event.trigger == "publish":
         state.aliases[model.alias] = number
         model.served = True

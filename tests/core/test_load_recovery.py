@@ -4,11 +4,18 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from support.fake_device import healthy
+from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
 
 from laneway.engine import Limits, ModelError
-from laneway.engine.effects import ConfigureModel, ProbeHealth, ReleaseModel, RunReset, SubmitJob
+from laneway.engine.effects import (
+    ConfigureModel,
+    ProbeHealth,
+    ReleaseModel,
+    RunReset,
+    SubmitJob,
+    ValidateArtifact,
+)
 from laneway.engine.inputs import (
     Completed,
     ConfigureFailed,
@@ -36,6 +43,15 @@ def refuse_configurations(rig: Rig, times: int) -> list[int]:
 
     rig.device.overrides[ConfigureModel] = answer
     return seen
+
+
+def replaceable() -> Rig:
+    """Return a rig that serves one artifact and has another one at ``newer``."""
+
+    def newer(effect: ValidateArtifact) -> Input:
+        return attrs.evolve(artifact(effect.model), sha256="1" * 64)
+
+    return Rig(resets=True, device=FakeDevice(sources={"newer": newer}))
 
 
 # ------------------------------------------------------------------ row 17
@@ -70,11 +86,37 @@ def test_the_third_failure_is_a_failed_load_and_the_device_goes_on() -> None:
 
 
 def test_a_replacement_whose_configuration_fails_three_times_is_taken_back() -> None:
-    rig = Rig(resets=True)
+    rig = replaceable()
     refuse_configurations(rig, 3)
     with pytest.raises(ModelError, match=r"no bank; model/3 serves it \(loaded back\)"):
         rig.engine.replace("m", "newer")
     assert levels(rig) == [3, 4]
+    rig.close()
+
+
+def test_a_load_that_was_tried_again_brings_nothing_back() -> None:
+    """It was in nobody's place: what an operator unloaded before stays unloaded."""
+    rig = Rig(resets=True)
+    rig.engine.unload("m")
+    refuse_configurations(rig, 3)
+    with pytest.raises(ModelError, match="no bank"):
+        rig.engine.load("m", "other")
+    rig.run()
+    assert not rig.state.aliases and not rig.state.models
+    assert not rig.events("model", "vet")
+    rig.close()
+
+
+def test_a_load_back_that_fails_is_not_made_up_for() -> None:
+    """A device that takes no configuration: three tries, then two of what was there, no more."""
+    rig = replaceable()
+    seen = refuse_configurations(rig, 1 << 30)
+    with pytest.raises(ModelError, match="what was there before was not loaded back: .*no bank"):
+        rig.engine.replace("m", "newer")
+    rig.run()
+    backs = [e.data["instead_of"] for e in rig.events("model", "load") if "instead_of" in e.data]
+    assert backs == [2] and not rig.state.models
+    assert len(seen) == 6
     rig.close()
 
 
