@@ -23,6 +23,7 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
             source=event.data["source"],
             replaces=event.data.get("replaces", 0),
             must_be=event.data.get("sha256", ""),
+            waiting=event.data.get("waits", False),
         )
         return
     model = state.models[number]

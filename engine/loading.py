@@ -41,7 +41,7 @@ from laneway.engine.recovering import (
 )
 from laneway.engine.reserving import suspect
 from laneway.engine.state import ModelState, State
-from laneway.engine.successors import ask_again, is_check, let_go, make_way
+from laneway.engine.successors import ask_again, is_check, let_go, make_way, takes_models
 
 
 def load(draft: Draft, taken: LoadRequested) -> None:
@@ -84,7 +84,10 @@ def _refuse_replace(state: State, alias: str) -> str:
 
 
 def load_back(draft: Draft, taken: LoadBackRequested) -> None:
-    """Begin to load what served an alias before: once its place is free, or beside who has it."""
+    """Begin to load what served an alias before: once its place is free, or beside who has it.
+
+    On a device that is being looked at or reset it waits until that serves again.
+    """
     state = draft.state
     others = list(state.models.values())
     data: dict[str, Any] = {
@@ -94,18 +97,22 @@ def load_back(draft: Draft, taken: LoadBackRequested) -> None:
     beside = stands_down(state.models.get(taken.instead_of), state)
     if beside:
         data["replaces"] = taken.instead_of
+    waits = not beside and not takes_models(state)
+    if waits:
+        data["waits"] = True
     draft.emit("model", taken.model, "load", data=data)
-    reason = "" if beside and not state.closing else _refuse_load(state, others)
+    reason = "" if beside and not state.closing else _refuse_load(state, others, may_wait=True)
     if reason:
         _refuse(draft, taken.model, reason)
-        return
-    draft.ask(ValidateArtifact(model=taken.model, source=taken.source, check=beside))
+    elif not waits:
+        draft.ask(ValidateArtifact(model=taken.model, source=taken.source, check=beside))
 
 
-def _refuse_load(state: State, others: list[ModelState]) -> str:
+def _refuse_load(state: State, others: list[ModelState], *, may_wait: bool = False) -> str:
+    """Return why a load cannot begin, or ""; ``may_wait``: any device will do that is not lost."""
     if state.closing:
         return "the engine is closing"
-    if state.device.state != "serving":
+    if state.device.state != "serving" and not (may_wait and state.device.state != "lost"):
         return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
     if others:
         held = ", ".join(f"model/{m.number} ({m.alias!r}, {m.state})" for m in others)

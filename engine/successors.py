@@ -13,6 +13,10 @@ plain load whose configuration is tried again waits and is validated anew as wel
 nobody's place. A load back that fails is not made up for by a further one, which would never end,
 and what failed is not its own way back.
 
+A load back that comes to a device which does not serve just then waits for it (`waits`), as does a
+good artifact whose place became free meanwhile: both go on when the device is let go on, or serves
+after its reset.
+
 Why the artifact is validated twice: a handle of the device made while the other model serves would
 be stale after any reset on the way, and the device is asked for nothing it would have to undo.
 """
@@ -28,6 +32,11 @@ _TAKES_MODELS = ("serving", "degraded", "recovering")
 def is_check(model: ModelState) -> bool:
     """Return whether the artifact of a model is only checked, since another has its place."""
     return bool(model.replaces) and not model.vetted
+
+
+def takes_models(state: State) -> bool:
+    """Return whether the device may be given a model now, or waits for one as its proof."""
+    return state.device.state in _TAKES_MODELS
 
 
 def make_way(draft: Draft, model: ModelState) -> None:
@@ -46,7 +55,7 @@ def ask_again(draft: Draft) -> None:
         if state.closing:
             draft.emit("model", model.number, "refuse", data={"reason": "the engine is closing"})
             draft.emit("model", model.number, "clean")
-        elif state.device.state in _TAKES_MODELS:
+        elif takes_models(state):
             draft.emit("model", model.number, "revalidate")
             draft.ask(ValidateArtifact(model=model.number, source=model.source))
 

@@ -6,6 +6,7 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine import Limits, ModelError
 from laneway.engine.effects import (
@@ -117,6 +118,72 @@ def test_a_load_back_that_fails_is_not_made_up_for() -> None:
     backs = [e.data["instead_of"] for e in rig.events("model", "load") if "instead_of" in e.data]
     assert backs == [2] and not rig.state.models
     assert len(seen) == 6
+    rig.close()
+
+
+UNWELL = HealthProbed(health=attrs.evolve(healthy(0), state="unhealthy"), reason="")
+
+
+def gone_with_its_way_back_open() -> Rig:
+    """Return a rig whose replacement failed and is gone; its way back is on its way."""
+    rig = replaceable()
+    refuse_configurations(rig, 3)
+    rig.ask_replace()
+    rig.run(until=lambda: not rig.state.models)
+    return rig
+
+
+def test_a_load_back_waits_for_a_device_that_is_looked_at() -> None:
+    """Unwell for a moment is no reason to serve nothing for good: it goes on when all is well."""
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 3 in rig.state.models)
+    assert rig.state.device.state == "suspect"
+    assert (rig.state.models[3].state, rig.state.models[3].waiting) == ("validating", True)
+    rig.run()
+    assert rig.state.aliases == {"m": 3} and rig.state.device.state == "serving"
+    assert levels(rig) == [3, 4], "it was never reset for it"
+    rig.close()
+
+
+def test_a_load_back_waits_for_a_reset() -> None:
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(fault_told("device", 0x0801))
+    rig.run(until=lambda: 3 in rig.state.models)
+    assert rig.state.device.state in ("suspect", "resetting") and rig.state.models[3].waiting
+    rig.run()
+    assert rig.state.aliases == {"m": 3} and levels(rig)[:2] == [3, 4]
+    rig.close()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_load_back_that_waits_ends_with_the_engine(drain: bool) -> None:
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 3 in rig.state.models)
+    rig.close(drain=drain)
+    assert rig.state.device.state == "closed" and not rig.state.aliases
+
+
+def test_a_load_back_that_waits_is_lost_with_its_device() -> None:
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 3 in rig.state.models)
+    rig.interrupt(HealthProbed(health=None, reason="no answer"))
+    rig.run()
+    assert rig.state.device.state == "lost" and rig.state.models[3].state == "failed"
+    rig.close()
+
+
+def test_a_good_one_goes_on_whose_place_became_free_on_a_device_that_was_looked_at() -> None:
+    rig = replaceable()
+    rig.ask_replace()
+    rig.run(until=lambda: rig.state.models[1].state == "unloading")
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 1 not in rig.state.models)
+    assert rig.state.device.state == "suspect" and rig.state.models[2].waiting
+    rig.run()
+    assert rig.state.aliases == {"m": 2}
     rig.close()
 
 
