@@ -15,7 +15,7 @@ import attrs
 from laneway.engine.configuring import ask_configure
 from laneway.engine.draft import Draft
 from laneway.engine.effects import PublishModel, ReleaseModel, ValidateArtifact
-from laneway.engine.going_back import give_way, stand_down, stands_down, way_back
+from laneway.engine.going_back import give_way, is_to_go, stand_down, stands_down, way_back
 from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
@@ -172,7 +172,7 @@ def _vet(draft: Draft, model: ModelState, taken: ArtifactValidated) -> None:
         return
     draft.emit("model", model.number, "vet", data={"sha256": taken.sha256})
     if stands_down(old, draft.state):
-        give_way(draft, old)
+        give_way(draft, old, old.reason)
     elif old is not None:
         make_way(draft, old)
     ask_again(draft)
@@ -308,14 +308,17 @@ def publish(draft: Draft, model: ModelState) -> None:
 def golden_differed(draft: Draft, model: ModelState, reason: str) -> None:
     """End a load whose golden run differs; a model that served gives way to what did before it.
 
-    That follows a reset which did not help against abnormal numbers (row 12). An artifact that
+    That follows a reset which did not help against abnormal numbers (row 12). One that is to go
+    anyway gives way whatever the reset was for. An artifact that
     passed on this device before is tried again behind a reset of the configuration, then of the
     device; if that does not help, the device is not what it was (row 18).
     """
     state = draft.state
     back, recovery = way_back(state, model), state.ladder.recovery
     said = f"model/{model.number}: {reason}"
-    if back is not None:
+    if is_to_go(state, model):
+        give_way(draft, model, reason)
+    elif back is not None:
         stand_down(draft, model, back, reason)
     elif is_proving(state) and recovery is not None and recovery.cause == GOLDEN:
         if recovery.rung < DEVICE:
