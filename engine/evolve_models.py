@@ -23,6 +23,7 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
             source=event.data["source"],
             replaces=event.data.get("replaces", 0),
             must_be=event.data.get("sha256", ""),
+            waiting=event.data.get("waits", False),
         )
         return
     model = state.models[number]
@@ -46,8 +47,10 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
     elif event.trigger == "retry":
         model.configure_failures += 1
         model.waiting = event.data.get("waits", False)
-    elif event.trigger in ("vet", "revalidate"):
-        model.vetted, model.waiting = True, event.trigger == "vet"
+    elif event.trigger == "vet":
+        model.vetted = model.waiting = True
+    elif event.trigger == "revalidate":
+        model.waiting = False
     elif event.trigger == "publish":
         state.aliases[model.alias] = number
         model.served = True

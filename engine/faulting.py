@@ -46,6 +46,7 @@ from laneway.engine.reserving import evict_if_idle, rollback
 from laneway.engine.reserving import suspect as suspect_lanes
 from laneway.engine.resuming import suspend_request
 from laneway.engine.state import JobState, ModelState, State
+from laneway.engine.successors import ask_again
 from laneway.engine.trusting import restrict_if_overlapped
 
 UNKNOWN_LANES_MAX_SHARE = 0.25
@@ -252,12 +253,16 @@ def absolve(draft: Draft, job: JobState) -> None:
 
 
 def let_go_on(draft: Draft, why: Mapping[str, Any]) -> None:
-    """Let a suspect device go on as what it was: closing, degraded or serving (G12)."""
+    """Let a suspect device go on as what it was: closing, degraded or serving (G12).
+
+    Loads that waited for it go on too.
+    """
     draft.device("absolve", data=why)
     if draft.state.closing:
         draft.device("drain")
     elif any(_in_doubt(draft.state)):
         degrade(draft, "it was degraded before it was suspected")
+    ask_again(draft)
 
 
 def judge_rest(draft: Draft, model: ModelState, reason: str) -> None:

@@ -15,7 +15,7 @@ import attrs
 from laneway.engine.configuring import ask_configure
 from laneway.engine.draft import Draft
 from laneway.engine.effects import PublishModel, ReleaseModel, ValidateArtifact
-from laneway.engine.going_back import give_way, stand_down, stands_down, way_back
+from laneway.engine.going_back import give_way, is_to_go, stand_down, stands_down, way_back
 from laneway.engine.inputs import (
     ArtifactRefused,
     ArtifactValidated,
@@ -41,7 +41,7 @@ from laneway.engine.recovering import (
 )
 from laneway.engine.reserving import suspect
 from laneway.engine.state import ModelState, State
-from laneway.engine.successors import ask_again, is_check, let_go, make_way
+from laneway.engine.successors import ask_again, is_check, let_go, make_way, takes_models
 
 
 def load(draft: Draft, taken: LoadRequested) -> None:
@@ -84,7 +84,10 @@ def _refuse_replace(state: State, alias: str) -> str:
 
 
 def load_back(draft: Draft, taken: LoadBackRequested) -> None:
-    """Begin to load what served an alias before: once its place is free, or beside who has it."""
+    """Begin to load what served an alias before: once its place is free, or beside who has it.
+
+    On a device that is being looked at or reset it waits until that serves again.
+    """
     state = draft.state
     others = list(state.models.values())
     data: dict[str, Any] = {
@@ -94,18 +97,22 @@ def load_back(draft: Draft, taken: LoadBackRequested) -> None:
     beside = stands_down(state.models.get(taken.instead_of), state)
     if beside:
         data["replaces"] = taken.instead_of
+    waits = not beside and not takes_models(state)
+    if waits:
+        data["waits"] = True
     draft.emit("model", taken.model, "load", data=data)
-    reason = "" if beside and not state.closing else _refuse_load(state, others)
+    reason = "" if beside and not state.closing else _refuse_load(state, others, may_wait=True)
     if reason:
         _refuse(draft, taken.model, reason)
-        return
-    draft.ask(ValidateArtifact(model=taken.model, source=taken.source, check=beside))
+    elif not waits:
+        draft.ask(ValidateArtifact(model=taken.model, source=taken.source, check=beside))
 
 
-def _refuse_load(state: State, others: list[ModelState]) -> str:
+def _refuse_load(state: State, others: list[ModelState], *, may_wait: bool = False) -> str:
+    """Return why a load cannot begin, or ""; ``may_wait``: any device will do that is not lost."""
     if state.closing:
         return "the engine is closing"
-    if state.device.state != "serving":
+    if state.device.state != "serving" and not (may_wait and state.device.state != "lost"):
         return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
     if others:
         held = ", ".join(f"model/{m.number} ({m.alias!r}, {m.state})" for m in others)
@@ -165,7 +172,7 @@ def _vet(draft: Draft, model: ModelState, taken: ArtifactValidated) -> None:
         return
     draft.emit("model", model.number, "vet", data={"sha256": taken.sha256})
     if stands_down(old, draft.state):
-        give_way(draft, old)
+        give_way(draft, old, old.reason)
     elif old is not None:
         make_way(draft, old)
     ask_again(draft)
@@ -301,14 +308,17 @@ def publish(draft: Draft, model: ModelState) -> None:
 def golden_differed(draft: Draft, model: ModelState, reason: str) -> None:
     """End a load whose golden run differs; a model that served gives way to what did before it.
 
-    That follows a reset which did not help against abnormal numbers (row 12). An artifact that
+    That follows a reset which did not help against abnormal numbers (row 12). One that is to go
+    anyway gives way whatever the reset was for. An artifact that
     passed on this device before is tried again behind a reset of the configuration, then of the
     device; if that does not help, the device is not what it was (row 18).
     """
     state = draft.state
     back, recovery = way_back(state, model), state.ladder.recovery
     said = f"model/{model.number}: {reason}"
-    if back is not None:
+    if is_to_go(state, model):
+        give_way(draft, model, reason)
+    elif back is not None:
         stand_down(draft, model, back, reason)
     elif is_proving(state) and recovery is not None and recovery.cause == GOLDEN:
         if recovery.rung < DEVICE:

@@ -265,8 +265,11 @@ class ModelState:
     """The model whose place it is to take, 0 for none (successors.py)."""
 
     vetted: bool = False
+    """Its artifact was found good beside that model, which had to go for it."""
+
     waiting: bool = False
-    """Its artifact was found good beside that model; it waits until its load may go on."""
+    """Its load waits in `validating`, for its place or for a device that serves; the latter also
+    after a configuration that failed, whose load never was in the place of another."""
 
     must_be: str = ""
     """The SHA-256 that its artifact must have, "" for any."""

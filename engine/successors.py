@@ -8,6 +8,15 @@ and a request is told to come again. If the load then fails, what it took is giv
 the shell is asked (`LoadBack`) for a load of the artifact that served the alias before: what a
 model passed golden with on this device is remembered by alias (`State.proven`).
 
+Only a model that was vetted made another one go, so only of its failure anything is loaded back. A
+plain load whose configuration is tried again waits and is validated anew as well, but it is in
+nobody's place. A load back that fails is not made up for by a further one, which would never end,
+and what failed is not its own way back.
+
+A load back that comes to a device which does not serve just then waits for it (`waits`), as does a
+good artifact whose place became free meanwhile: both go on when the device is let go on, or serves
+after its reset.
+
 Why the artifact is validated twice: a handle of the device made while the other model serves would
 be stale after any reset on the way, and the device is asked for nothing it would have to undo.
 """
@@ -23,6 +32,11 @@ _TAKES_MODELS = ("serving", "degraded", "recovering")
 def is_check(model: ModelState) -> bool:
     """Return whether the artifact of a model is only checked, since another has its place."""
     return bool(model.replaces) and not model.vetted
+
+
+def takes_models(state: State) -> bool:
+    """Return whether the device may be given a model now, or waits for one as its proof."""
+    return state.device.state in _TAKES_MODELS
 
 
 def make_way(draft: Draft, model: ModelState) -> None:
@@ -41,7 +55,7 @@ def ask_again(draft: Draft) -> None:
         if state.closing:
             draft.emit("model", model.number, "refuse", data={"reason": "the engine is closing"})
             draft.emit("model", model.number, "clean")
-        elif state.device.state in _TAKES_MODELS:
+        elif takes_models(state):
             draft.emit("model", model.number, "revalidate")
             draft.ask(ValidateArtifact(model=model.number, source=model.source))
 
@@ -64,7 +78,11 @@ def let_go(draft: Draft, model: ModelState, trigger: str, *, generation: int) ->
 
 def _to_load_back(state: State, model: ModelState) -> Proven | None:
     """Return what served the alias of a model that failed after it had made the other go."""
-    if model.served or not model.vetted or model.replaces in state.models or state.closing:
+    if model.served or not model.vetted or model.must_be:
+        return None
+    if model.replaces in state.models or state.closing:
         return None
     known = proven_here(state, model.alias)
-    return known[-1] if known else None
+    if not known or (model.facts is not None and known[-1].sha256 == model.facts.sha256):
+        return None
+    return known[-1]

@@ -224,6 +224,58 @@ def test_whatever_comes_at_any_point_of_the_way_the_engine_comes_to_rest(what: s
         rig.close()
 
 
+@pytest.mark.parametrize("what", ["replaced", "unloaded"])
+def test_one_that_is_to_go_anyway_costs_no_further_reset(what: str) -> None:
+    """While it drains, its golden differs after the reset: its requests end, and it goes.
+
+    The one that waits for its place is the proof of the reset; without any the device serves.
+    """
+    rig = rig_of()
+    for number in range(4):
+        rig.submit([number + 1, 5], seed=number, max_tokens=12, ignore_eos=True)
+    rig.run(until=lambda: any(one.tokens for one in rig.state.requests.values()))
+    if what == "replaced":
+        rig.ask_replace()
+    else:
+        rig.ask_unload(1)
+    rig.run(until=lambda: rig.state.models[1].state == "draining" and bool(rig.device.running))
+    wrong_numbers_of(rig, 1)
+    _strike(rig)
+    rig.run()
+    assert levels(rig) == [1], "one reset, and no more"
+    assert rig.state.device.state == "serving"
+    assert rig.state.aliases == ({"m": 2} if what == "replaced" else {})
+    assert sorted(rig.state.models) == ([2] if what == "replaced" else [])
+    assert not rig.events("model", "stand_down") and not rig.state.requests
+    assert not [e for e in rig.events("model", "load") if "instead_of" in e.data]
+    assert OLD not in [one.sha256 for one in rig.state.proven["m"]], "it is not gone back to"
+    assert "model_changed" in {e.data["reason"] for e in rig.events("request", "fail")}
+    rig.close()
+
+
+def test_one_gives_way_that_was_not_draining_yet_when_the_reset_came() -> None:
+    """The old one is not draining yet when it is reset, but a good artifact waits for its place."""
+    rig = rig_of()
+    rig.submit([1, 5], max_tokens=12, ignore_eos=True)
+    rig.run(until=lambda: bool(rig.device.running))
+    rig.ask_replace()
+    rig.run(until=lambda: 2 in rig.state.models)
+    wrong_numbers_of(rig, 1)
+    _strike(rig)
+    rig.run()
+    assert rig.state.aliases == {"m": 2} and rig.state.device.state == "serving"
+    assert levels(rig) == [1]
+    rig.close()
+
+
+def _strike(rig: Rig) -> None:
+    """Let the device drop a job with an exception of its CCU."""
+    job = rig.state.jobs[min(rig.state.jobs)]
+    told = {"job": job.number, "ticket": job.ticket, "generation": job.generation}
+    rig.device.drop_jobs()
+    rig.interrupt(fault_told("ccu", 0x0603, epoch=rig.state.device.epoch, **told))
+
+
 def _begin_way(rig: Rig, actions: int) -> int:
     """Let the numbers of a new model go wrong for good, act so often; return how often it was."""
     rig.engine.replace("m", "newer")

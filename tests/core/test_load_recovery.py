@@ -4,11 +4,19 @@ from collections.abc import Callable
 
 import attrs
 import pytest
-from support.fake_device import healthy
+from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
+from support.told import fault_told
 
 from laneway.engine import Limits, ModelError
-from laneway.engine.effects import ConfigureModel, ProbeHealth, ReleaseModel, RunReset, SubmitJob
+from laneway.engine.effects import (
+    ConfigureModel,
+    ProbeHealth,
+    ReleaseModel,
+    RunReset,
+    SubmitJob,
+    ValidateArtifact,
+)
 from laneway.engine.inputs import (
     Completed,
     ConfigureFailed,
@@ -36,6 +44,15 @@ def refuse_configurations(rig: Rig, times: int) -> list[int]:
 
     rig.device.overrides[ConfigureModel] = answer
     return seen
+
+
+def replaceable() -> Rig:
+    """Return a rig that serves one artifact and has another one at ``newer``."""
+
+    def newer(effect: ValidateArtifact) -> Input:
+        return attrs.evolve(artifact(effect.model), sha256="1" * 64)
+
+    return Rig(resets=True, device=FakeDevice(sources={"newer": newer}))
 
 
 # ------------------------------------------------------------------ row 17
@@ -70,11 +87,103 @@ def test_the_third_failure_is_a_failed_load_and_the_device_goes_on() -> None:
 
 
 def test_a_replacement_whose_configuration_fails_three_times_is_taken_back() -> None:
-    rig = Rig(resets=True)
+    rig = replaceable()
     refuse_configurations(rig, 3)
     with pytest.raises(ModelError, match=r"no bank; model/3 serves it \(loaded back\)"):
         rig.engine.replace("m", "newer")
     assert levels(rig) == [3, 4]
+    rig.close()
+
+
+def test_a_load_that_was_tried_again_brings_nothing_back() -> None:
+    """It was in nobody's place: what an operator unloaded before stays unloaded."""
+    rig = Rig(resets=True)
+    rig.engine.unload("m")
+    refuse_configurations(rig, 3)
+    with pytest.raises(ModelError, match="no bank"):
+        rig.engine.load("m", "other")
+    rig.run()
+    assert not rig.state.aliases and not rig.state.models
+    assert not rig.events("model", "vet")
+    rig.close()
+
+
+def test_a_load_back_that_fails_is_not_made_up_for() -> None:
+    """A device that takes no configuration: three tries, then two of what was there, no more."""
+    rig = replaceable()
+    seen = refuse_configurations(rig, 1 << 30)
+    with pytest.raises(ModelError, match="what was there before was not loaded back: .*no bank"):
+        rig.engine.replace("m", "newer")
+    rig.run()
+    backs = [e.data["instead_of"] for e in rig.events("model", "load") if "instead_of" in e.data]
+    assert backs == [2] and not rig.state.models
+    assert len(seen) == 6
+    rig.close()
+
+
+UNWELL = HealthProbed(health=attrs.evolve(healthy(0), state="unhealthy"), reason="")
+
+
+def gone_with_its_way_back_open() -> Rig:
+    """Return a rig whose replacement failed and is gone; its way back is on its way."""
+    rig = replaceable()
+    refuse_configurations(rig, 3)
+    rig.ask_replace()
+    rig.run(until=lambda: not rig.state.models)
+    return rig
+
+
+def test_a_load_back_waits_for_a_device_that_is_looked_at() -> None:
+    """Unwell for a moment is no reason to serve nothing for good: it goes on when all is well."""
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 3 in rig.state.models)
+    assert rig.state.device.state == "suspect"
+    assert (rig.state.models[3].state, rig.state.models[3].waiting) == ("validating", True)
+    rig.run()
+    assert rig.state.aliases == {"m": 3} and rig.state.device.state == "serving"
+    assert levels(rig) == [3, 4], "it was never reset for it"
+    rig.close()
+
+
+def test_a_load_back_waits_for_a_reset() -> None:
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(fault_told("device", 0x0801))
+    rig.run(until=lambda: 3 in rig.state.models)
+    assert rig.state.device.state in ("suspect", "resetting") and rig.state.models[3].waiting
+    rig.run()
+    assert rig.state.aliases == {"m": 3} and levels(rig)[:2] == [3, 4]
+    rig.close()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_a_load_back_that_waits_ends_with_the_engine(drain: bool) -> None:
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 3 in rig.state.models)
+    rig.close(drain=drain)
+    assert rig.state.device.state == "closed" and not rig.state.aliases
+
+
+def test_a_load_back_that_waits_is_lost_with_its_device() -> None:
+    rig = gone_with_its_way_back_open()
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 3 in rig.state.models)
+    rig.interrupt(HealthProbed(health=None, reason="no answer"))
+    rig.run()
+    assert rig.state.device.state == "lost" and rig.state.models[3].state == "failed"
+    rig.close()
+
+
+def test_a_good_one_goes_on_whose_place_became_free_on_a_device_that_was_looked_at() -> None:
+    rig = replaceable()
+    rig.ask_replace()
+    rig.run(until=lambda: rig.state.models[1].state == "unloading")
+    rig.interrupt(UNWELL)
+    rig.run(until=lambda: 1 not in rig.state.models)
+    assert rig.state.device.state == "suspect" and rig.state.models[2].waiting
+    rig.run()
+    assert rig.state.aliases == {"m": 2}
     rig.close()
 
 

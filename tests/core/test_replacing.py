@@ -223,6 +223,18 @@ def test_what_was_there_before_must_be_the_same_artifact() -> None:
     rig.close()
 
 
+def test_what_failed_is_not_offered_as_its_own_way_back() -> None:
+    """The same artifact again: it served, but it cannot any more, and nothing older comes back."""
+    rig = rig_of()
+    assert rig.engine.replace("m", "newer") == 2
+    refuse_configuration_of(rig, 3)
+    with pytest.raises(ModelError, match="no bank; nothing serves it now: load it"):
+        rig.engine.replace("m", "newest")
+    rig.run()
+    assert not rig.state.models
+    rig.close()
+
+
 def test_a_device_that_is_lost_meanwhile_is_told() -> None:
     rig = rig_of()
     rig.submit([1, 2], max_tokens=8)

@@ -1035,4 +1035,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "row 17",
         "a configuration that failed is tried again on the same device",
     ),
+    _mutant(
+        "R14.5",
+        replacing_plants.tried_again_taken_for_vetted,
+        replacing_detectors.unloaded_on_purpose,
+        "R14.5",
+        "a load that was tried again brings back what its operator unloaded",
+    ),
+    _mutant(
+        "R14.5",
+        replacing_plants.loads_back_without_end,
+        replacing_detectors.nothing_can_be_configured,
+        "R14.5",
+        "a load back that fails is made up for by a further one",
+    ),
 )

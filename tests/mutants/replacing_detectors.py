@@ -117,10 +117,49 @@ def configuration_that_fails_once() -> None:
     rig.close()
 
 
+def _refuse_configurations(rig: Rig) -> list[int]:
+    """Let no configuration succeed from here on; return the models that ask for one."""
+    asked: list[int] = []
+
+    def answer(effect: ConfigureModel) -> Input:
+        asked.append(effect.model)
+        return ConfigureFailed(model=effect.model, code=0x0701, reason="never")
+
+    rig.device.overrides[ConfigureModel] = answer
+    return asked
+
+
+def unloaded_on_purpose() -> None:
+    """A load that fails after its operator unloaded another model brings nothing back."""
+    rig = _rig()
+    rig.engine.unload("m")
+    _refuse_configurations(rig)
+    with pytest.raises(ModelError, match="never"):
+        rig.engine.load("m", "newer")
+    rig.run()
+    backs = [event for event in rig.events("model", "load") if "instead_of" in event.data]
+    assert not backs, "R14.5: what its operator unloaded is loaded back"
+    rig.close()
+
+
+def nothing_can_be_configured() -> None:
+    """What is loaded back is not made up for when it fails too."""
+    rig = _rig()
+    asked = _refuse_configurations(rig)
+    with pytest.raises(ModelError, match="never"):
+        rig.engine.replace("m", "newer")
+    for _ in range(1000):
+        rig.act()
+    assert max(asked) == 3, "R14.5: a load back is made up for by a further one"
+    rig.close()
+
+
 REPLACING_DETECTORS: tuple[Callable[[], None], ...] = (
     bad_replacement,
     overwritten_source,
     wrong_for_good,
     somebody_elses_reset,
     configuration_that_fails_once,
+    unloaded_on_purpose,
+    nothing_can_be_configured,
 )
