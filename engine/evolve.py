@@ -21,6 +21,7 @@ from laneway.engine.inputs import (
     JobStalled,
     StatusDoubted,
     ThrottleTold,
+    UnloadRequested,
 )
 from laneway.engine.ledger import difference
 from laneway.engine.limits import SECOND
@@ -56,6 +57,9 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         state.closing = True
     elif isinstance(taken, JobStalled) and taken.job in state.jobs:
         state.jobs[taken.job].suspected = True
+    elif isinstance(taken, UnloadRequested):
+        for model in state.models.values():
+            model.no_way_back = model.no_way_back or model.replaces == taken.model
     elif isinstance(taken, HealthProbed):
         state.device.health_ns = at_ns
     elif isinstance(taken, ThrottleTold):

@@ -271,6 +271,9 @@ class ModelState:
     """Its load waits in `validating`, for its place or for a device that serves; the latter also
     after a configuration that failed, whose load never was in the place of another."""
 
+    no_way_back: bool = False
+    """The model that it replaces was asked to be unloaded meanwhile: that is not loaded back."""
+
     must_be: str = ""
     """The SHA-256 that its artifact must have, "" for any."""
 

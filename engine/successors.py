@@ -11,7 +11,8 @@ model passed golden with on this device is remembered by alias (`State.proven`).
 Only a model that was vetted made another one go, so only of its failure anything is loaded back. A
 plain load whose configuration is tried again waits and is validated anew as well, but it is in
 nobody's place. A load back that fails is not made up for by a further one, which would never end,
-and what failed is not its own way back.
+and what failed is not its own way back. Nor is there one to a model that was asked to be unloaded
+while the other was on its way.
 
 A load back that comes to a device which does not serve just then waits for it (`waits`), as does a
 good artifact whose place became free meanwhile: both go on when the device is let go on, or serves
@@ -78,7 +79,7 @@ def let_go(draft: Draft, model: ModelState, trigger: str, *, generation: int) ->
 
 def _to_load_back(state: State, model: ModelState) -> Proven | None:
     """Return what served the alias of a model that failed after it had made the other go."""
-    if model.served or not model.vetted or model.must_be:
+    if model.served or not model.vetted or model.must_be or model.no_way_back:
         return None
     if model.replaces in state.models or state.closing:
         return None

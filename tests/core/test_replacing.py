@@ -20,6 +20,7 @@ from laneway.engine.inputs import (
     Input,
     ReplaceRequested,
     Trial,
+    UnloadRequested,
 )
 
 OLD, NEW = "0" * 64, "1" * 64
@@ -220,6 +221,35 @@ def test_what_was_there_before_must_be_the_same_artifact() -> None:
     rig.run()
     assert not rig.state.aliases and not rig.state.models
     rig.engine.load("m", "newer")
+    rig.close()
+
+
+UNTIL: list[tuple[str, Callable[[Rig], bool]]] = [
+    ("checked", lambda rig: 2 in rig.state.models),
+    ("vetted", lambda rig: bool(rig.events("model", "vet"))),
+    ("released", lambda rig: rig.state.models[1].state == "unloading"),
+    ("configured", lambda rig: "accept" in ways(rig, 2)),
+]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("until", [one for _, one in UNTIL], ids=[name for name, _ in UNTIL])
+def test_what_is_unloaded_meanwhile_does_not_come_back(
+    until: Callable[[Rig], bool], fails: bool
+) -> None:
+    """The one that is on its way goes on; when it fails, nothing serves."""
+    rig = rig_of()
+    rig.submit([1, 2], max_tokens=8)
+    rig.run_actions(6)
+    if fails:
+        refuse_configuration_of(rig, 2)
+    rig.ask_replace()
+    rig.run(until=lambda: until(rig))
+    rig.interrupt(UnloadRequested(model=1))
+    rig.run()
+    assert rig.state.aliases == ({} if fails else {"m": 2})
+    assert sorted(rig.state.models) == ([] if fails else [2])
+    rig.check_answers()
     rig.close()
 
 
