@@ -12,6 +12,7 @@ from laneway.engine.effects import Conclude
 from laneway.engine.guilt import is_poison
 from laneway.engine.inputs import RequestSubmitted
 from laneway.engine.state import ModelState, State
+from laneway.engine.successors import is_coming_back
 from laneway.engine.throttling import may_wait, patience
 
 
@@ -92,6 +93,9 @@ def _serving_model(state: State, alias: str) -> ModelState | Refusal:
             return Refusal(
                 "model_not_ready", 503, f"model {alias!r} is {model.state}: try later", later=True
             )
+    if is_coming_back(state, alias):
+        said = f"what served {alias!r} before is loaded back: try later"
+        return Refusal("model_not_ready", 503, said, later=True)
     served = ", ".join(sorted(state.aliases)) or "none"
     return Refusal("unknown_model", 404, f"no model {alias!r} is served; served: {served}")
 

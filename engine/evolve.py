@@ -53,8 +53,10 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
     if isinstance(taken, EngineStarted):
         state.limits = taken.limits
         state.closing = False
+        state.coming_back.clear()
     elif isinstance(taken, CloseRequested):
         state.closing = True
+        state.coming_back.clear()
     elif isinstance(taken, JobStalled) and taken.job in state.jobs:
         state.jobs[taken.job].suspected = True
     elif isinstance(taken, UnloadRequested):

@@ -25,6 +25,7 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
             must_be=event.data.get("sha256", ""),
             waiting=event.data.get("waits", False),
         )
+        state.coming_back.pop(event.data.get("instead_of", 0), None)
         return
     model = state.models[number]
     model.state = event.dest
@@ -57,6 +58,8 @@ def evolve_model(state: State, event: Event, taken: Input) -> None:
         remember_proven(state, model)
     elif event.dest == "unloaded":
         _remove_model(state, number)
+    if "loads_back" in event.data:
+        state.coming_back[number] = model.alias
     if event.data.get("disproven"):
         forget_proven(state, model)
     if model.state != "ready" and state.aliases.get(model.alias) == number:

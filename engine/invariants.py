@@ -446,7 +446,8 @@ def check_waiting(state: State, waiting: list[int]) -> None:
 def check_models(state: State) -> None:
     """E21, R9.2: an alias points to its ready model; one model at a time has the device.
 
-    One more is validated beside the model that it is to replace, and has nothing there.
+    One more is validated beside the model that it is to replace, and has nothing there. What is
+    to be loaded back serves nothing yet (R14.5).
     """
     for alias, number in state.aliases.items():
         if number not in state.models or state.models[number].alias != alias:
@@ -457,6 +458,10 @@ def check_models(state: State) -> None:
         if served != (model.state == "ready"):
             said = f"model/{model.number} is {model.state}, served: {served}"
             raise InvariantError("E21", said)
+    for number, alias in state.coming_back.items():
+        if number >= state.next_model or alias in state.aliases or state.closing:
+            said = f"{alias!r} is to come back after model/{number}; served: {state.aliases}"
+            raise InvariantError("R14.5", said)
     beside = [model for model in state.models.values() if model.replaces in state.models]
     if any(model.generation or model.state not in ("validating", "failed") for model in beside):
         said = f"{[model.number for model in beside]} are not beside what they replace"

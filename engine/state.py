@@ -354,6 +354,9 @@ class State:
     proven: dict[str, tuple[Proven, ...]] = attrs.Factory(dict)
     """By alias what passed golden under it, the latest last (successors.py)."""
 
+    coming_back: dict[int, str] = attrs.Factory(dict)
+    """By failed model the alias that a load back was asked of the shell for and has not come."""
+
     lanes: dict[int, LaneState] = attrs.Factory(dict)
     buffers: dict[int, BufferState] = attrs.Factory(dict)
     jobs: dict[int, JobState] = attrs.Factory(dict)

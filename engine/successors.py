@@ -6,7 +6,8 @@ artifact is only checked, and let go of again: a bad one costs the other nothing
 validated for good (`revalidate`) and the load goes its usual way; the alias has no model meanwhile,
 and a request is told to come again. If the load then fails, what it took is given back first, and
 the shell is asked (`LoadBack`) for a load of the artifact that served the alias before: what a
-model passed golden with on this device is remembered by alias (`State.proven`).
+model passed golden with on this device is remembered by alias (`State.proven`). Until that comes no
+model may have the alias, and a request is told to come again then too (`State.coming_back`).
 
 Only a model that was vetted made another one go, so only of its failure anything is loaded back. A
 plain load whose configuration is tried again waits and is validated anew as well, but it is in
@@ -63,7 +64,7 @@ def ask_again(draft: Draft) -> None:
 
 def let_go(draft: Draft, model: ModelState, trigger: str, *, generation: int) -> None:
     """End a model of which nothing is left; if it failed in another's place, go back to that."""
-    back = _to_load_back(draft.state, model)
+    back = to_load_back(draft.state, model)
     data = {} if back is None else {"loads_back": back.source}
     draft.emit("model", model.number, trigger, generation=generation, data=data)
     if back is not None:
@@ -77,7 +78,19 @@ def let_go(draft: Draft, model: ModelState, trigger: str, *, generation: int) ->
         )
 
 
-def _to_load_back(state: State, model: ModelState) -> Proven | None:
+def is_coming_back(state: State, alias: str) -> bool:
+    """Return whether no model has an alias just now, but one will be loaded back under it.
+
+    That is so from the failure of the one that took its place on: first what that took is given
+    back, then the shell is asked.
+    """
+    if alias in state.coming_back.values():
+        return True
+    failed = (one for one in state.models.values() if one.alias == alias and one.state == "failed")
+    return any(to_load_back(state, model) is not None for model in failed)
+
+
+def to_load_back(state: State, model: ModelState) -> Proven | None:
     """Return what served the alias of a model that failed after it had made the other go."""
     if model.served or not model.vetted or model.must_be or model.no_way_back:
         return None

@@ -8,7 +8,7 @@ from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
 from support.told import fault_told
 
-from laneway.engine import Limits, ModelError
+from laneway.engine import Limits, ModelError, Request, RequestRejectedError, Stream
 from laneway.engine.effects import (
     ConfigureModel,
     ProbeHealth,
@@ -18,6 +18,7 @@ from laneway.engine.effects import (
     ValidateArtifact,
 )
 from laneway.engine.inputs import (
+    ArtifactRefused,
     Completed,
     ConfigureFailed,
     HealthProbed,
@@ -131,6 +132,54 @@ def gone_with_its_way_back_open() -> Rig:
     rig.ask_replace()
     rig.run(until=lambda: not rig.state.models)
     return rig
+
+
+def test_whoever_asks_for_a_model_on_its_way_back_is_told_to_come_again() -> None:
+    """From the first failed configuration to the end no request hears that its model is unknown."""
+    rig = replaceable()
+    refuse_configurations(rig, 3)
+    number = rig.ask_replace()
+    rig.run(until=lambda: 1 not in rig.state.models)
+    asked: dict[tuple[object, ...], Stream] = {}
+    while not rig.state.aliases:
+        ways = tuple((n, one.state, one.releasing) for n, one in rig.state.models.items())
+        if ways not in asked:
+            asked[ways] = rig.engine.submit(Request(model="m", prompt=(9,), max_tokens=1))
+        assert rig.act()
+    assert () in asked and ((number, "failed", True),) in asked
+    told = {stream.result().error for stream in asked.values()}
+    assert all(isinstance(error, RequestRejectedError) for error in told)
+    assert {(e.reason, e.http_status, e.retry_after_s) for e in told} == {  # type: ignore[union-attr]
+        ("model_not_ready", 503, 1.0)
+    }
+    assert not rig.state.coming_back
+    rig.close()
+
+
+def unknown_model(rig: Rig) -> bool:
+    """Return whether a request for ``m`` is refused for good."""
+    error = rig.engine.submit(Request(model="m", prompt=(9,), max_tokens=1)).result().error
+    return isinstance(error, RequestRejectedError) and error.http_status == 404
+
+
+def test_nobody_is_told_to_come_again_for_what_cannot_come_back() -> None:
+    """Neither when the way back ends, nor in a new process, which loads nothing by itself."""
+    rig = gone_with_its_way_back_open()
+    assert rig.state.coming_back == {2: "m"}
+    begun = list(rig.steps)
+    del rig.device.sources["newer"]
+    rig.device.sources["source"] = lambda e: ArtifactRefused(model=e.model, reason="gone")
+    rig.run()
+    assert unknown_model(rig) and not rig.state.coming_back
+    rig.close()
+    again = Rig(steps=begun, load=False)
+    assert unknown_model(again) and not again.state.coming_back
+    again.close()
+    closing = gone_with_its_way_back_open()
+    closing.ask_close(drain=True)
+    closing.run()
+    assert closing.state.device.state == "closed" and not closing.state.coming_back
+    closing.close()
 
 
 def test_a_load_back_waits_for_a_device_that_is_looked_at() -> None:

@@ -59,7 +59,7 @@ def tried_again_taken_for_vetted(patch: pytest.MonkeyPatch) -> None:
 
 def loads_back_without_end(patch: pytest.MonkeyPatch) -> None:
     """Make up for a load back that fails by a further one."""
-    real = successors._to_load_back
+    real = successors.to_load_back
 
     def to_load_back(state: State, model: ModelState) -> Proven | None:
         known = proven_here(state, model.alias)
@@ -67,4 +67,4 @@ def loads_back_without_end(patch: pytest.MonkeyPatch) -> None:
             return known[-1]
         return real(state, model)
 
-    patch.setattr(successors, "_to_load_back", to_load_back)
+    patch.setattr(successors, "to_load_back", to_load_back)
