@@ -25,7 +25,12 @@ from laneway.adapters.buffers import (
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_counters, read_health
 from laneway.adapters.loaded import Generation, LoadedModel
-from laneway.adapters.resetting import give_up_generation, is_quiescent, run_reset
+from laneway.adapters.resetting import (
+    give_up_generation,
+    is_quiescent,
+    read_lost_capabilities,
+    run_reset,
+)
 from laneway.adapters.validating import create_calbin
 from laneway.adapters.waiting import Flight, Waiting
 from laneway.engine.clock import Clock
@@ -42,9 +47,11 @@ from laneway.engine.effects import (
     SubmitJob,
 )
 from laneway.engine.errors import DeviceError, InternalError, ModelError
+from laneway.engine.evidence import Capability
 from laneway.engine.inputs import (
     BufferRestored,
     CancelTold,
+    CapabilitiesLost,
     ConfigureFailed,
     CountersRead,
     DeviceFaulted,
@@ -78,8 +85,10 @@ class Commands:
         chips: tuple[int, ...],
         index: int,
         device_epoch: int,
+        capabilities: tuple[Capability, ...],
         post: Callable[[Input], None],
     ) -> None:
+        self._capabilities = capabilities
         self._index = index
         self._device_epoch = device_epoch
         self._calls = calls
@@ -355,6 +364,9 @@ class Commands:
         )
         self._waiting.forget_all()
         self._device_epoch = finished.epoch_after or self._device_epoch
+        lost = read_lost_capabilities(self._calls, self._capabilities)
+        if lost:
+            self._post(CapabilitiesLost(names=lost))
         self._post(finished)
 
     def publish(self, effect: PublishModel) -> None:

@@ -198,6 +198,7 @@ class NpurtDevice:
             chips=chips,
             index=self._index,
             device_epoch=self._described.facts.device_epoch,
+            capabilities=self._described.facts.capabilities,
             post=post,
         )
         self._validation = Validation(

@@ -184,6 +184,20 @@ def _version(desc: npurt.DeviceDesc, bit: int, raw: bytes) -> str:
     return _text(raw) if desc.version_valid & (1 << bit) else "unknown"
 
 
+def lost_capabilities(calls: DeviceCalls, known: tuple[Capability, ...]) -> tuple[str, ...]:
+    """Return which of the known capabilities a device does not have any more, or has less of.
+
+    Raises: DeviceError.
+    """
+    now = {one.name: one for one in _read_capabilities(calls)}
+    return tuple(
+        was.name
+        for was in known
+        if was.supported
+        and (was.name not in now or not now[was.name].supported or now[was.name].value < was.value)
+    )
+
+
 def _read_capabilities(calls: DeviceCalls) -> Iterator[Capability]:
     caps = (npurt.Cap * _CAPS_MAX)()
     for cap in caps:

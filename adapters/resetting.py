@@ -12,10 +12,11 @@ from laneway.adapters import npurt
 from laneway.adapters.arena import Graveyard
 from laneway.adapters.buffers import Buffer, bury_buffer, destroy_buffer
 from laneway.adapters.calls import DeviceCalls
-from laneway.adapters.facts import read_health, read_versions
+from laneway.adapters.facts import lost_capabilities, read_health, read_versions
 from laneway.adapters.loaded import LoadedModel
 from laneway.engine.effects import RunReset
 from laneway.engine.errors import DeviceError
+from laneway.engine.evidence import Capability
 from laneway.engine.inputs import HealthFacts, ResetFinished
 
 LOG = logging.getLogger("laneway.adapters.resetting")
@@ -97,6 +98,19 @@ def _read_versions(calls: DeviceCalls, index: int) -> tuple[str, str, str]:
     except DeviceError as error:
         LOG.warning("no versions after a reset: %s", error)
         return "unknown", "unknown", "unknown"
+
+
+def read_lost_capabilities(calls: DeviceCalls, known: tuple[Capability, ...]) -> tuple[str, ...]:
+    """Return what the device does not say any more that it can; none if it does not answer.
+
+    Why: one that does not answer is found by the reset's own report.
+    """
+    try:
+        with calls.shared():
+            return lost_capabilities(calls, known)
+    except DeviceError as error:
+        LOG.warning("no capabilities after a reset: %s", error)
+        return ()
 
 
 def give_up_generation(calls: DeviceCalls, model: LoadedModel, graveyard: Graveyard) -> None:

@@ -33,6 +33,7 @@ from laneway.engine.inputs import (
     BufferRestored,
     CancelRequested,
     CancelTold,
+    CapabilitiesLost,
     CloseRequested,
     Completed,
     ConfigureFailed,
@@ -142,6 +143,8 @@ def _dispatch(draft: Draft, taken: Input) -> None:
             faulting.buried(draft, taken)
         case ResetFinished():
             recovering.reset_finished(draft, taken)
+        case CapabilitiesLost():
+            recovering.capabilities_lost(draft, taken)
         case LoadRequested():
             loading.load(draft, taken)
         case ReplaceRequested():

@@ -507,6 +507,16 @@ class HealthProbed:
 
 
 @attrs.frozen(kw_only=True)
+class CapabilitiesLost:
+    """What the device said it can when it was opened and does not say any more after a reset.
+
+    Told before the report of that reset, and only where something is missing.
+    """
+
+    names: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True)
 class ThrottleTold:
     """Which chips run slower now because of their heat; told when that has changed."""
 
@@ -632,6 +642,7 @@ Input = (
     | CancelTold
     | StatusDoubted
     | HealthProbed
+    | CapabilitiesLost
     | ThrottleTold
     | BufferRestored
     | RestoreFailed

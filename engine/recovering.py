@@ -24,7 +24,13 @@ from laneway.engine.configuring import ask_configure
 from laneway.engine.draft import Draft
 from laneway.engine.effects import ProbeHealth, ReleaseModel, RunReset
 from laneway.engine.ending import fail
-from laneway.engine.inputs import DeviceFacts, HealthFacts, ModelConfigured, ResetFinished
+from laneway.engine.inputs import (
+    CapabilitiesLost,
+    DeviceFacts,
+    HealthFacts,
+    ModelConfigured,
+    ResetFinished,
+)
 from laneway.engine.ladder import (
     CCU,
     DEVICE,
@@ -302,6 +308,16 @@ def reset_finished(draft: Draft, taken: ResetFinished) -> None:
             draft.ask(ReleaseModel(model=number, generation=model.generation))
     if not _has_to_prove(state):
         serve_again(draft)
+
+
+def capabilities_lost(draft: Draft, taken: CapabilitiesLost) -> None:
+    """Take a device out of rotation that can do less since its reset (E24, row 26).
+
+    What it was allowed to do is not evident any more, so nothing is published on it.
+    """
+    if draft.state.device.state == "resetting":
+        gone = ", ".join(taken.names)
+        lose_device(draft, f"capabilities are gone since the reset (row 26): {gone}", rung=OUT)
 
 
 def changed_versions(facts: DeviceFacts | None, taken: ResetFinished) -> str:

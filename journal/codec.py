@@ -75,6 +75,7 @@ KINDS: Mapping[str, tuple[int, type]] = MappingProxyType(
         "CancelTold": (1, inputs.CancelTold),
         "StatusDoubted": (1, inputs.StatusDoubted),
         "HealthProbed": (1, inputs.HealthProbed),
+        "CapabilitiesLost": (1, inputs.CapabilitiesLost),
         "ThrottleTold": (1, inputs.ThrottleTold),
         "BufferRestored": (1, inputs.BufferRestored),
         "RestoreFailed": (1, inputs.RestoreFailed),

@@ -13,6 +13,7 @@ import attrs
 from laneway.engine.faulting import row_of, was_reset_by_another
 from laneway.engine.inputs import (
     ArtifactRefused,
+    CapabilitiesLost,
     CcuRecord,
     Completed,
     ConfigureFailed,
@@ -32,7 +33,7 @@ from laneway.engine.inputs import (
     SubmitRefused,
     ThrottleTold,
 )
-from laneway.engine.ladder import DEVICE, FOREIGN_RESET, GONE, first_rung
+from laneway.engine.ladder import DEVICE, FOREIGN_RESET, GONE, OUT, first_rung
 from laneway.engine.ledger import difference
 from laneway.engine.ports import Step
 from laneway.engine.state import State
@@ -323,6 +324,13 @@ def _probed(step: Step, state: State) -> _Told | None:
     return None
 
 
+def _capabilities(step: Step, state: State) -> _Told | None:
+    taken = step.taken
+    assert isinstance(taken, CapabilitiesLost)
+    text = f"gone since the reset: {', '.join(taken.names)}"
+    return "capabilities", ("device/0",), text, "capabilities changed (row 26)", OUT, {}
+
+
 def _throttled(step: Step, state: State) -> _Told | None:
     taken = step.taken
     assert isinstance(taken, ThrottleTold)
@@ -415,6 +423,7 @@ _TELLERS: dict[type, Callable[[Step, State], _Told | None]] = {
     Completed: _completed,
     StatusDoubted: _status,
     HealthProbed: _probed,
+    CapabilitiesLost: _capabilities,
     ThrottleTold: _throttled,
     RestoreFailed: _restore_failed,
     ConfigureFailed: _configure_failed,

@@ -31,6 +31,7 @@ from support.told import fault_told, stall_told
 from laneway.engine import Request, RequestRejectedError, Stream
 from laneway.engine.effects import CancelJob, ConfigureModel, ProbeHealth, SubmitJob
 from laneway.engine.inputs import (
+    CapabilitiesLost,
     Completed,
     ConfigureFailed,
     DeviceFaulted,
@@ -422,6 +423,32 @@ def test_versions_that_change_with_a_reset_end_the_service() -> None:
     assert rig.events("device", "lose")[-1].data["rung"] == 8
     assert "firmware_version was 1, is 2" in rig.engine.health().reason
     rig.close()
+
+
+def test_capabilities_that_are_gone_after_a_reset_end_the_service() -> None:
+    """SCN-23: what it was allowed to do is not evident any more, so nothing is published on it."""
+    rig = begin()
+
+    def tell_first(taken: Input) -> None:
+        if isinstance(taken, ResetFinished):
+            rig.engine._inbox._queue.appendleft(CapabilitiesLost(names=("IN_FLIGHT", "CANCEL")))
+
+    rig.device.meanwhile = tell_first
+    strike(rig)
+    rig.run()
+    assert rig.state.device.state == "lost" and not rig.engine.ready()
+    assert rig.events("device", "lose")[-1].data["rung"] == 8
+    assert "gone since the reset (row 26): IN_FLIGHT, CANCEL" in rig.engine.health().reason
+    assert all(one.stream.ended for one in rig.streams)
+    rig.close()
+
+
+def test_capabilities_told_outside_of_a_reset_change_nothing() -> None:
+    rig = begin()
+    run_to_job(rig)
+    rig.interrupt(CapabilitiesLost(names=("IN_FLIGHT",)))
+    finish(rig)
+    assert not rig.events("device", "lose")
 
 
 def test_a_reset_by_another_process_is_taken_for_done_once() -> None:

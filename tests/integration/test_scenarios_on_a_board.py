@@ -3,11 +3,11 @@
 What must hold is told by the steps of the journal; answers are those of runs alone. The table of
 scenarios in tests/README.md says where the others are shown.
 
-Source: R14.3, R14.4, E16, G11, G15, rows 6 to 8 and 22, SCN-07, SCN-08, SCN-14.
+Source: R14.3, R14.4, E16, G11, G15, rows 6 to 8, 22 and 26, SCN-07, SCN-08, SCN-14, SCN-23.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
@@ -17,11 +17,15 @@ from support.asking import Ask, answer_alone, draw_ask, outcomes
 from support.real_engine import RealEngine, check_journal
 from support.second_owner import SecondOwner
 
+from laneway.adapters import facts
+from laneway.adapters.calls import DeviceCalls
 from laneway.engine import Limits
+from laneway.engine.evidence import Capability
 from laneway.engine.inputs import JobStalled
 from laneway.engine.limits import SECOND
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
+from laneway.journal.explain import explain
 from laneway.statemachines import Event
 
 COUNT = 4
@@ -134,3 +138,29 @@ def test_another_process_resets_the_board_that_an_engine_serves_on(
     other.end()
     (reset,) = events(steps, "device", "reset")
     assert reset.data["level"] < 4, "the other process did that: what it ended is all there is"
+
+
+def test_a_board_that_can_do_less_after_a_reset_is_taken_out_of_rotation(
+    calbin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SCN-23: its table has a line less; the reset itself went well, and nothing is published."""
+    real = begin(calbin, tmp_path / "run.db")
+    told = facts._read_capabilities
+
+    def all_but_batches(calls: DeviceCalls) -> Iterator[Capability]:
+        return (one for one in told(calls) if one.name != "BATCH_LANES")
+
+    monkeypatch.setattr(facts, "_read_capabilities", all_but_batches)
+    real.simulator.set_faults("fault a kind=ccu_exception on=exec quiesce=n kv=unknown")
+    streams = [real.submit(ask) for ask in asks_of(5)]
+    real.run()
+    health = real.engine.health()
+    assert (health.device, health.ready, health.restart) == ("lost", False, False)
+    assert health.reason.endswith("gone since the reset (row 26): BATCH_LANES")
+    assert all(stream.ended for stream in streams)
+    real.close()
+    with open_journal(tmp_path / "run.db", read_only=True) as journal:
+        check_journal(journal)
+        (story,) = explain(journal).stories
+    assert [one.kind for one in story.signals] == ["ccu", "capabilities"]
+    assert story.outcome == "lost"

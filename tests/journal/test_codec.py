@@ -218,6 +218,7 @@ WIRE_NAMES = {
     ),
     "JobStalled": (1, "job ticket stage phase age_ns progress_age_ns"),
     "HealthProbed": (1, f"{HEALTH} reason"),
+    "CapabilitiesLost": (1, "names"),
     "ThrottleTold": (1, "chips"),
     "BufferRestored": (1, "buffer job"),
     "RestoreFailed": (1, "buffer job code reason"),
