@@ -14,8 +14,10 @@ from support.asking import answer_alone, draw_ask, outcomes, pack_with_end_token
 from support.real_engine import RealEngine, check_journal
 
 from laneway.adapters import open_device
-from laneway.engine import Engine, Limits, ModelError
+from laneway.adapters.device import NpurtDevice
+from laneway.engine import Engine, Limits, ModelError, Request
 from laneway.engine.inputs import ResetFinished
+from laneway.engine.limits import SECOND
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
 from laneway.journal.port import ReadableJournal
@@ -104,6 +106,64 @@ def test_memory_that_stays_costs_the_resets_it_takes(
     assert engine.health().device == "serving"
     engine.load("m", str(calbin))
     assert levels(close(engine, tmp_path)) == wanted
+
+
+def take_turns(folder: Path, rounds: int) -> int:
+    """Load and unload two models in turns, one in twelve with a leak; return the leaks.
+
+    Each verdict on memory is right, each leak is cleared by its reset, and each model computes as
+    if the other had never been there. Two hours pass after a leak, so that budgets are whole.
+    """
+    draw = np.random.default_rng(15)
+    models = [
+        pack_with_end_tokens(folder / name, batch=(1,), lanes=2, name=name) for name in ("a", "b")
+    ]
+    asks = [attrs.evolve(draw_ask(draw, tokens_max=4), ignore_eos=True) for _ in models]
+    alone = [answer_alone(model, ask) for model, ask in zip(models, asks, strict=True)]
+    engine, _ = engine_on(folder, "")
+    device = engine._device
+    assert isinstance(device, NpurtDevice) and device.simulator is not None
+    leaks = 0
+    for number in range(rounds):
+        which = number % 2
+        engine.load("m", str(models[which]))
+        ask = asks[which]
+        stream = engine.submit(
+            Request(
+                model="m",
+                prompt=ask.prompt,
+                max_tokens=ask.max_tokens,
+                sampling=ask.sampling,
+                ignore_eos=True,
+            )
+        )
+        assert outcomes([stream.result()]) == [alone[which]], number
+        leaking = draw.random() < 1 / 12
+        device.simulator.set_faults("fault r kind=leak_until_dynamic_clear" if leaking else "")
+        try:
+            engine.unload("m")
+        except ModelError:
+            assert leaking, number
+            leaks += 1
+            while engine.models() and engine.advance():
+                pass
+            until_ns = device.clock.now_ns() + 7200 * SECOND
+            while device.clock.now_ns() < until_ns:
+                engine.advance(until_ns)
+        else:
+            assert not leaking, number
+        assert not engine.models() and engine.health().device == "serving"
+    assert levels(close(engine, folder)) == [3] * leaks
+    return leaks
+
+
+def test_two_models_take_turns_with_leaks_between(tmp_path: Path) -> None:
+    assert take_turns(tmp_path, 12) > 0
+
+
+@pytest.mark.soak
+def test_two_models_take_turns_a_thousand_times(tmp_path: Path) -> None:
+    assert take_turns(tmp_path, 1000) > 50
 
 
 # ------------------------------------------------------------------ row 12
