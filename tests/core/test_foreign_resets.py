@@ -4,9 +4,9 @@ import attrs
 import pytest
 from support.fake_device import healthy
 from support.rig import Rig
+from support.strikes import levels
 from support.told import fault_told
 
-from laneway.engine.effects import RunReset
 from laneway.engine.inputs import DeviceFaulted, HealthProbed
 from laneway.engine.ladder import INSPECT
 from laneway.engine.limits import SECOND
@@ -31,11 +31,6 @@ def aborted_by_another(rig: Rig, job: int) -> DeviceFaulted:
         reason="aborted",
         health=attrs.evolve(healthy(0), device_epoch=rig.device.epoch + 1),
     )
-
-
-def levels(rig: Rig) -> list[int]:
-    """Return the levels of the resets so far."""
-    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
 
 
 def served() -> Rig:

@@ -6,6 +6,7 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
+from support.strikes import levels
 from support.told import fault_told
 
 from laneway.engine import Limits, ModelError
@@ -13,7 +14,6 @@ from laneway.engine.effects import (
     ConfigureModel,
     ProbeHealth,
     ReleaseModel,
-    RunReset,
     SubmitJob,
     ValidateArtifact,
 )
@@ -61,11 +61,6 @@ def wrong_numbers_of(rig: Rig, *models: int, until: int = 1 << 60) -> None:
         return attrs.evolve(done, rows=rows)
 
     rig.device.on_result = judge
-
-
-def levels(rig: Rig) -> list[int]:
-    """Return the levels of the resets so far."""
-    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
 
 
 def spoil(rig: Rig, *models: int, until: int = 1 << 60) -> None:

@@ -6,6 +6,7 @@ import attrs
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
+from support.strikes import levels
 from support.told import fault_told
 
 from laneway.engine import Limits, ModelError, Request, RequestRejectedError, Stream
@@ -13,7 +14,6 @@ from laneway.engine.effects import (
     ConfigureModel,
     ProbeHealth,
     ReleaseModel,
-    RunReset,
     SubmitJob,
     ValidateArtifact,
 )
@@ -25,11 +25,6 @@ from laneway.engine.inputs import (
     Input,
     ModelReleased,
 )
-
-
-def levels(rig: Rig) -> list[int]:
-    """Return the levels of the resets so far."""
-    return [effect.level for effect in rig.device.executed if isinstance(effect, RunReset)]
 
 
 def refuse_configurations(rig: Rig, times: int) -> list[int]:

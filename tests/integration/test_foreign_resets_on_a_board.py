@@ -5,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.asking import answer_alone, draw_ask, outcomes
-from support.real_engine import RealEngine, check_journal
+from support.real_engine import RealEngine, check_journal, levels
 
-from laneway.engine.inputs import ResetFinished
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
 
@@ -22,11 +21,6 @@ def run(calbin: Path, folder: Path, plan: str) -> tuple[RealEngine, list[Step]]:
         real.submit(draw_ask(random, tokens_max=8))
     real.run()
     return real, real.steps()
-
-
-def levels(steps: list[Step]) -> list[int]:
-    """Return the levels of the resets, 0 for a look at somebody else's."""
-    return [step.taken.level for step in steps if isinstance(step.taken, ResetFinished)]
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,15 @@ import attrs
 import numpy as np
 import pytest
 from support.asking import answer_alone, draw_ask, outcomes, pack_with_end_tokens
-from support.real_engine import RealEngine, check_journal
+from support.real_engine import RealEngine, check_journal, levels
 
 from laneway.adapters import open_device
 from laneway.adapters.device import NpurtDevice
-from laneway.engine import Engine, Limits, ModelError, Request
-from laneway.engine.inputs import ResetFinished
+from laneway.engine import Engine, Limits, ModelError
 from laneway.engine.limits import SECOND
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
 from laneway.journal.port import ReadableJournal
-
-
-def levels(steps: list[Step]) -> list[int]:
-    """Return the levels of the resets in a journal."""
-    return [step.taken.level for step in steps if isinstance(step.taken, ResetFinished)]
 
 
 def engine_on(folder: Path, plan: str) -> tuple[Engine, ReadableJournal]:
@@ -127,16 +121,7 @@ def take_turns(folder: Path, rounds: int) -> int:
     for number in range(rounds):
         which = number % 2
         engine.load("m", str(models[which]))
-        ask = asks[which]
-        stream = engine.submit(
-            Request(
-                model="m",
-                prompt=ask.prompt,
-                max_tokens=ask.max_tokens,
-                sampling=ask.sampling,
-                ignore_eos=True,
-            )
-        )
+        stream = engine.submit(asks[which].request())
         assert outcomes([stream.result()]) == [alone[which]], number
         leaking = draw.random() < 1 / 12
         device.simulator.set_faults("fault r kind=leak_until_dynamic_clear" if leaking else "")

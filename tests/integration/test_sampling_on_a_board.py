@@ -17,7 +17,7 @@ from support.synchronous import Arrival
 
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import recompute
-from laneway.engine import Request, Sampling
+from laneway.engine import Sampling
 from laneway.engine.inputs import Completed
 
 PROMPT = (17, 301, 44, 17)
@@ -94,16 +94,7 @@ def test_end_tokens_wait_for_the_least_number_of_tokens(calbin: Path) -> None:
 def test_logprobs_are_those_of_the_model(calbin: Path, most: int) -> None:
     ask = ASKS[4]
     real = RealEngine(calbin)
-    stream = real.engine.submit(
-        Request(
-            model="m",
-            prompt=ask.prompt,
-            max_tokens=ask.max_tokens,
-            sampling=ask.sampling,
-            ignore_eos=True,
-            logprobs=most,
-        )
-    )
+    stream = real.engine.submit(ask.request(logprobs=most))
     deltas = list(stream)
     assert stream.result().logprobs == tuple(delta.logprobs for delta in deltas)
     sequence = list(ask.prompt)

@@ -16,7 +16,7 @@ from laneway.adapters.binding import Library
 from laneway.adapters.calbin import pack
 from laneway.adapters.library import open_library
 from laneway.adapters.simulated import recompute
-from laneway.engine import Result
+from laneway.engine import Request, Result
 from laneway.engine.sampling import Sampling
 
 END_TOKENS = (7, 81, 160, 233, 305, 377, 450, 511)
@@ -45,6 +45,19 @@ class Ask:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
+
+    def request(self, *, logprobs: int | None = None) -> Request:
+        """Return it as a request of model ``m``."""
+        return Request(
+            model="m",
+            prompt=self.prompt,
+            max_tokens=self.max_tokens,
+            sampling=self.sampling,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=self.stop_token_ids,
+            min_tokens=min(self.min_tokens, self.max_tokens),
+            logprobs=logprobs,
+        )
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from support.synchronous import Arrival
 from laneway.adapters import open_device
 from laneway.adapters.arena import Arena
 from laneway.adapters.device import NpurtDevice
-from laneway.engine import Engine, Request, Result, Stream
-from laneway.engine.inputs import CancelRequested, RequestSubmitted
+from laneway.engine import Engine, Result, Stream
+from laneway.engine.inputs import CancelRequested, RequestSubmitted, ResetFinished
 from laneway.engine.limits import Limits
 from laneway.engine.ports import Step
 from laneway.engine.snapshot import Snapshot
@@ -77,16 +77,7 @@ class RealEngine:
 
     def submit(self, ask: Ask) -> Stream:
         """Hand in a request."""
-        request = Request(
-            model="m",
-            prompt=ask.prompt,
-            max_tokens=ask.max_tokens,
-            sampling=ask.sampling,
-            ignore_eos=ask.ignore_eos,
-            stop_token_ids=ask.stop_token_ids,
-            min_tokens=min(ask.min_tokens, ask.max_tokens),
-        )
-        self.streams.append(self.engine.submit(request))
+        self.streams.append(self.engine.submit(ask.request()))
         return self.streams[-1]
 
     def run(self, script: Iterable[Arrival] = ()) -> None:
@@ -163,6 +154,11 @@ class RealEngine:
 def _is_idle(snapshot: Snapshot) -> bool:
     held = {state for state, _ in (*snapshot.lanes, *snapshot.buffers)} - {"empty", "free"}
     return not snapshot.jobs and not snapshot.requests and not held
+
+
+def levels(steps: Iterable[Step]) -> list[int]:
+    """Return the levels of the resets in some steps, 0 for a look at somebody else's."""
+    return [step.taken.level for step in steps if isinstance(step.taken, ResetFinished)]
 
 
 def check_journal(journal: ReadableJournal) -> list[Step]:
