@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import attrs
 
+from laneway.engine.canaries import is_examining
 from laneway.engine.effects import ClientEffect, Conclude, Deliver
 from laneway.engine.state import State
 from laneway.engine.wanted import is_believed, is_held_back
@@ -25,7 +26,7 @@ class HeldBack:
 
     def holds(self, state: State) -> bool:
         """Return whether any client might have to wait, so that each effect must be asked."""
-        return any(model.canary.examining for model in state.models.values())
+        return is_examining(state)
 
     def takes(self, state: State, effect: ClientEffect) -> bool:
         """Keep an effect if its clients are to be told nothing now; return whether it was kept."""

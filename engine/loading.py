@@ -75,12 +75,17 @@ def _refuse_replace(state: State, alias: str) -> str:
     if alias not in state.aliases:
         return f"no model {alias!r} is served that it could replace: load it"
     if state.device.state not in ("serving", "degraded"):
-        return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
+        return _say_device(state)
     others = [one for one in state.models.values() if one.number != state.aliases[alias]]
-    if others:
-        held = ", ".join(f"model/{m.number} ({m.alias!r}, {m.state})" for m in others)
-        return f"one load at a time: wait for {held}"
-    return ""
+    return f"one load at a time: wait for {_say_models(others)}" if others else ""
+
+
+def _say_device(state: State) -> str:
+    return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
+
+
+def _say_models(models: list[ModelState]) -> str:
+    return ", ".join(f"model/{one.number} ({one.alias!r}, {one.state})" for one in models)
 
 
 def load_back(draft: Draft, taken: LoadBackRequested) -> None:
@@ -113,9 +118,9 @@ def _refuse_load(state: State, others: list[ModelState], *, may_wait: bool = Fal
     if state.closing:
         return "the engine is closing"
     if state.device.state != "serving" and not (may_wait and state.device.state != "lost"):
-        return f"the device is {state.device.state}: {state.device.reason or 'it takes no model'}"
+        return _say_device(state)
     if others:
-        held = ", ".join(f"model/{m.number} ({m.alias!r}, {m.state})" for m in others)
+        held = _say_models(others)
         return f"one model at a time (several resident models are C3): unload {held} first"
     return ""
 
@@ -309,9 +314,9 @@ def golden_differed(draft: Draft, model: ModelState, reason: str) -> None:
     """End a load whose golden run differs; a model that served gives way to what did before it.
 
     That follows a reset which did not help against abnormal numbers (row 12). One that is to go
-    anyway gives way whatever the reset was for. An artifact that
-    passed on this device before is tried again behind a reset of the configuration, then of the
-    device; if that does not help, the device is not what it was (row 18).
+    anyway gives way whatever the reset was for. An artifact that passed on this device before is
+    tried again behind a reset of the configuration, then of the device; if that does not help, the
+    device is not what it was (row 18).
     """
     state = draft.state
     back, recovery = way_back(state, model), state.ladder.recovery
