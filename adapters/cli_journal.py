@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
+import msgspec
 import typer
 from rich.table import Table
 
@@ -323,7 +324,7 @@ def _held(state: State) -> dict[str, list[dict[str, Any]]]:
 def _job(job: JobState) -> dict[str, Any]:
     """Return what a job is, its rows by the names of their fields."""
     told: dict[str, Any] = attrs.asdict(job, filter=lambda field, value: field.name != "rows")
-    return {**told, "rows": [row._asdict() for row in job.rows]}
+    return {**told, "rows": [msgspec.structs.asdict(row) for row in job.rows]}
 
 
 @app.command("verify")

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import attrs
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from laneway.adapters.comparing import LOGIT_TOLERANCE, compare_logits, routing_equal
@@ -270,7 +271,7 @@ class Forcing:
             SubmitAccepted,
         )
         done = self._await(Completed)
-        return done, (reserve._replace(verb="COMMIT"),)
+        return done, (replace(reserve, verb="COMMIT"),)
 
     def _ask(self, effect: DeviceEffect, kind: type[Answer]) -> Answer:
         self._device.execute(effect)

@@ -5,9 +5,10 @@ needs a live request. A completion that matches no job in flight changes nothing
 journal as an input without events (I5).
 """
 
+from laneway.engine import decoding
 from laneway.engine.canaries import examine, is_withheld, judge_canary, may_examine
 from laneway.engine.draft import Draft
-from laneway.engine.effects import make_deliver, make_restore_buffer
+from laneway.engine.effects import Deliver, make_restore_buffer
 from laneway.engine.ending import fail, finish
 from laneway.engine.faulting import absolve, fault_job, judge_rest
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
@@ -31,6 +32,10 @@ def complete(draft: Draft, taken: Completed) -> None:
         mark_submitted(draft, job, taken.ticket)
     elif job.ticket != taken.ticket:
         return  # another submission's answer: nothing of this job is known by it (E8)
+    rows = decoding.going_on(draft.state, job, taken)
+    if rows is not None:
+        decoding.complete_decode(draft, job, rows, taken)
+        return
     numeric = any(result.fault == "numeric" for result in taken.rows)
     if numeric:
         _end_abnormal(draft, job)
@@ -133,7 +138,8 @@ def _deliver_rows(draft: Draft, job: JobState, results: tuple[RowResult, ...]) -
     assert facts is not None
     find, lanes, ask = state.requests.get, state.lanes, draft.effects.append
     decoding: list[int] = []
-    for (number, owner, _, to_tokens), result in zip(job.rows, results, strict=True):
+    for row, result in zip(job.rows, results, strict=True):
+        number, owner, to_tokens = row.lane, row.owner, row.to_tokens
         request = find(owner)
         if request is None:
             evict_if_idle(draft, number)
@@ -149,7 +155,7 @@ def _deliver_rows(draft: Draft, job: JobState, results: tuple[RowResult, ...]) -
                 finish(draft, request, "stop")
                 continue
             count = len(request.tokens)
-            ask(make_deliver((owner, count - 1, token, result.logprobs)))
+            ask(Deliver(owner, count - 1, token, result.logprobs))
             if result.stop_hit and count >= request.min_tokens:
                 finish(draft, request, "stop")
                 continue

@@ -6,17 +6,15 @@ PublishModel has exactly one answer, an input; the two client effects (Deliver, 
 LoadBack is the shell's, which answers it.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import attrs
+import msgspec
 
 from laneway.engine.inputs import Trial
 from laneway.engine.sampling import Sampling
-from laneway.statemachines.values import of_tuple, quick
+from laneway.statemachines.values import quick
 
 
-class KvOperation(NamedTuple):
+class KvOperation(msgspec.Struct, frozen=True, gc=False):
     """One operation on a lane of the device bank; ``verb`` is RESERVE, COMMIT, ROLLBACK or RELEASE.
 
     ``transaction`` is the number of the job that reserves.
@@ -29,11 +27,7 @@ class KvOperation(NamedTuple):
     transaction: int
 
 
-make_kv_operation: Callable[[tuple[str, int, int, int, int]], KvOperation] = of_tuple(KvOperation)
-"""Make an operation of its fields, as ``KvOperation`` does."""
-
-
-class SubmitRow(NamedTuple):
+class SubmitRow(msgspec.Struct, frozen=True, gc=False):
     """One row of a job: the tokens of one sequence, run from position ``start`` on.
 
     ``owner`` is a request number, or the index of a trial for golden and warm-up jobs. ``sampling``
@@ -55,22 +49,6 @@ class SubmitRow(NamedTuple):
     output: tuple[int, ...] = ()
     masked: tuple[int, ...] = ()
     logprobs: int | None = None
-
-
-SubmitRowFields = tuple[
-    int,
-    int,
-    tuple[int, ...],
-    int,
-    Sampling | None,
-    int,
-    tuple[int, ...],
-    tuple[int, ...],
-    tuple[int, ...],
-    int | None,
-]
-make_submit_row: Callable[[SubmitRowFields], SubmitRow] = of_tuple(SubmitRow)
-"""Make a row of its fields, as ``SubmitRow`` does."""
 
 
 @attrs.frozen(kw_only=True, weakref_slot=False)
@@ -267,7 +245,7 @@ class LoadBack:
     instead_of: int
 
 
-class Deliver(NamedTuple):
+class Deliver(msgspec.Struct, frozen=True, gc=False):
     """Hand one durable token of a request to its client.
 
     ``position`` counts generated tokens from 0.
@@ -277,12 +255,6 @@ class Deliver(NamedTuple):
     position: int
     token: int
     logprobs: tuple[tuple[int, float], ...] = ()
-
-
-make_deliver: Callable[[tuple[int, int, int, tuple[tuple[int, float], ...]]], Deliver] = of_tuple(
-    Deliver
-)
-"""Make a delivery of its fields, as ``Deliver`` does."""
 
 
 @attrs.frozen(kw_only=True)

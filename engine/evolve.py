@@ -1,11 +1,11 @@
 """``evolve``: the only function that changes the state, and ``fold`` over recorded steps."""
 
-import heapq
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from laneway.engine.errors import IllegalTransitionError, InternalError
+from laneway.engine.evolve_buffers import evolve_buffer
 from laneway.engine.evolve_canaries import evolve_ceiling
 from laneway.engine.evolve_jobs import evolve_job
 from laneway.engine.evolve_ladder import evolve_ladder
@@ -95,23 +95,6 @@ def evolve(state: State, event: Event, taken: Input) -> None:
     _EVOLVERS[machine](state, event, taken)
 
 
-def _evolve_buffer(state: State, event: Event, taken: Input) -> None:
-    for number in event.entities:
-        buffer = state.buffers[number]
-        buffer.state = event.dest
-        free = state.models[buffer.model].free_buffers[buffer.submodel]
-        if event.source == "free":
-            free.remove(number)
-            heapq.heapify(free)
-        if event.trigger == "acquire":
-            buffer.job = event.data["job"]
-        elif event.trigger == "rebuild":
-            buffer.epoch, buffer.generation = event.epoch, event.generation
-        if event.dest == "free":
-            buffer.job = None
-            heapq.heappush(free, number)
-
-
 def _evolve_device(state: State, event: Event, taken: Input) -> None:
     device = state.device
     device.state = event.dest
@@ -150,7 +133,7 @@ TABLES: Mapping[str, Mapping[tuple[str, str], str]] = {
 _EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
     "request": evolve_request,
     "job": evolve_job,
-    "buffer": _evolve_buffer,
+    "buffer": evolve_buffer,
     "lane": evolve_lane,
     "model": evolve_model,
     "device": _evolve_device,

@@ -19,7 +19,6 @@ from laneway.engine.state import (
     is_decoding,
     is_end_token,
     is_prefilling,
-    make_job_row,
 )
 from laneway.statemachines import MACHINES, Event
 
@@ -54,7 +53,6 @@ def _plan(state: State, number: int, event: Event) -> None:
     """Bring a job into being; its rows are the lanes reserved for it in the same step."""
     if number != state.next_job:
         raise InternalError(f"job/{number} was planned, job/{state.next_job} was next")
-    state.next_job = number + 1
     data = event.data
     job = JobState(
         number=number,
@@ -69,25 +67,36 @@ def _plan(state: State, number: int, event: Event) -> None:
         planned_ns=state.now_ns,
     )
     state.reserving = ()
-    state.jobs[number] = job
-    if len(state.jobs) > 1:
-        for one in state.jobs.values():
-            one.overlapped = True
-    state.models[job.model].canary.went = job.origin == "canary"
+    add_job(state, job)
     if job.origin != "request":
         state.models[job.model].runs[job.rows[0].owner].job = number
         return
     requests = state.requests
-    for _, owner, _, _ in job.rows:
-        request = requests[owner]
+    for row in job.rows:
+        request = requests[row.owner]
         request.job = number
         if request.alone:
-            leave_turns(state, owner)  # it may have been taken out of turn
+            leave_turns(state, row.owner)  # it may have been taken out of turn
     _count_turn(state, job)
+    drop_all_passed(state)
+    _drop_taken(state, job)
+
+
+def add_job(state: State, job: JobState) -> None:
+    """Let a planned job be among those in flight."""
+    state.next_job = job.number + 1
+    state.jobs[job.number] = job
+    if len(state.jobs) > 1:
+        for one in state.jobs.values():
+            one.overlapped = True
+    state.models[job.model].canary.went = job.origin == "canary"
+
+
+def drop_all_passed(state: State) -> None:
+    """Drop from the front of every queue of those that have a lane what does not belong there."""
     drop_passed(state, state.prefill_again, is_prefilling)
     drop_passed(state, state.chunking, is_prefilling)
     drop_passed(state, state.decode_ready, is_decoding)
-    _drop_taken(state, job)
 
 
 def _drop_taken(state: State, job: JobState) -> None:
@@ -112,21 +121,26 @@ def _rows(state: State, job: int) -> tuple[JobRow, ...]:
         owner = lane.owner
         if lane.job != job or owner is None:
             raise InternalError(f"lane/{number} is reserved for job/{lane.job}, not for job/{job}")
-        rows.append(make_job_row((number, owner, lane.length_tokens, lane.reserved_tokens)))
+        rows.append(JobRow(number, owner, lane.length_tokens, lane.reserved_tokens))
     return tuple(rows)
 
 
 def _count_turn(state: State, job: JobState) -> None:
     """Keep the books by which prefill and decode, short and long, take turns (R5.4)."""
     if job.task == "decode":
-        paid = state.limits.prefill_tokens_per_decode
-        state.prefill_debt_tokens = max(0, state.prefill_debt_tokens - paid)
+        pay_for_decode(state)
         return
     state.prefill_debt_tokens = sum(row.to_tokens - row.from_tokens for row in job.rows)
     if any(state.requests[row.owner].long for row in job.rows):
         state.short_turns = 0
     elif state.chunking or state.long_waiting.entries:
         state.short_turns += 1
+
+
+def pay_for_decode(state: State) -> None:
+    """Pay off what a decode job pays of the debt that prefills left."""
+    paid = state.limits.prefill_tokens_per_decode
+    state.prefill_debt_tokens = max(0, state.prefill_debt_tokens - paid)
 
 
 def _count_refusal(state: State, cause: str) -> None:
@@ -182,13 +196,14 @@ def _take_tokens(state: State, job: JobState, results: tuple[RowResult, ...]) ->
     assert facts is not None
     count_job(model, facts.by_name[state.buffers[job.buffer].submodel].batch_max)
     find, ready = state.requests.get, state.decode_ready.append
-    for (_, owner, _, to_tokens), result in zip(job.rows, results, strict=True):
+    for row, result in zip(job.rows, results, strict=True):
+        owner = row.owner
         request = find(owner)
         if request is None:
             continue
         request.job = None
         request.refusals = request.kv_refusals = 0
-        if to_tokens < request.prefill_tokens:
+        if row.to_tokens < request.prefill_tokens:
             _go_on_with_known(state, request)
             continue
         token = result.token

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable
 from itertools import repeat
 
-from laneway.engine.effects import make_kv_operation
+from laneway.engine.effects import KvOperation
 from laneway.engine.evolve_canaries import begin_canary
 from laneway.engine.inputs import Input
 from laneway.engine.state import LaneState, State, TrialRun, kv_operation
@@ -95,9 +95,7 @@ def _reserve(lanes: list[LaneState], event: Event) -> None:
 def _commit(lanes: list[LaneState], event: Event) -> None:
     for lane in lanes:
         reached = lane.reserved_tokens
-        lane.due = (
-            make_kv_operation(("COMMIT", lane.number, lane.length_tokens, reached, lane.job or 0)),
-        )
+        lane.due = (KvOperation("COMMIT", lane.number, lane.length_tokens, reached, lane.job or 0),)
         lane.length_tokens = reached
         lane.reserved_tokens = 0
         lane.on_device = True

@@ -16,15 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from laneway.engine.effects import make_kv_operation
+from laneway.engine.effects import KvOperation
 from laneway.engine.errors import InternalError
 from laneway.engine.state import (
     BufferState,
+    JobRow,
     JobState,
     ModelState,
     State,
     end_tokens,
-    make_job_row,
 )
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA
@@ -159,7 +159,7 @@ def _rows_are_alike(state: State, job: JobState) -> bool:
     for row in job.rows:
         request, lane = state.requests.get(row.owner), state.lanes[row.lane]
         length = row.from_tokens
-        before = make_kv_operation(("COMMIT", row.lane, length - 1, length, number - 1))
+        before = KvOperation("COMMIT", row.lane, length - 1, length, number - 1)
         if (
             request is None
             or (request.state, request.job, request.alone) != ("decoding", number, False)
@@ -205,8 +205,8 @@ def skip(
         length = row.from_tokens + count
         lane.length_tokens, lane.reserved_tokens = length, length + 1
         committed = ("COMMIT", row.lane, length - 1, length, number - 1)
-        lane.carried = (make_kv_operation(committed),)
-        rows.append(make_job_row((row.lane, row.owner, length, length + 1)))
+        lane.carried = (KvOperation(*committed),)
+        rows.append(JobRow(row.lane, row.owner, length, length + 1))
     state.jobs[number] = attrs.evolve(
         job, number=number, rows=tuple(rows), planned_ns=planned_ns, ticket=ticket
     )

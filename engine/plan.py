@@ -1,44 +1,24 @@
 """A plan: one job to be, as a value, and the rules that every plan must obey, whoever made it."""
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import attrs
 
 from laneway.engine.capability import batch_max, chunked_prefill, inflight_max, lane_rule
+from laneway.engine.effects import SubmitRow
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
-from laneway.engine.sampling import Sampling
 from laneway.engine.state import ModelState, State
-from laneway.statemachines.values import of_tuple
+from laneway.statemachines.values import quick
 
 USABLE = ("serving", "degraded", "draining")
 
 
-class PlanRow(NamedTuple):
-    """One row of a plan: ``tokens`` of an owner (a request, or a run of a trial) from ``start`` on.
-
-    ``bind``: the lane is given to the owner by this job. ``sampling`` is None where nothing is
-    drawn: trials, and every part of a prompt but the last.
-    """
-
-    lane: int
-    owner: int
-    tokens: tuple[int, ...]
-    start: int
-    sampling: Sampling | None
-    bind: bool
-
-
-PlanRowFields = tuple[int, int, tuple[int, ...], int, Sampling | None, bool]
-make_plan_row: Callable[[PlanRowFields], PlanRow] = of_tuple(PlanRow)
-"""Make a row of its fields, as ``PlanRow`` does."""
-
-
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Plan:
     """One job to be: task, buffer, rows in the order of their lanes.
 
+    Owners of rows are requests, or runs of trials. ``bind``: lanes are given to them by this job.
     ``trial`` is the trial that a job of another origin than a request runs; ``pair``: as one of two
     runs that are to be in flight at once.
     """
@@ -47,9 +27,14 @@ class Plan:
     origin: str
     model: int
     buffer: int
-    rows: tuple[PlanRow, ...]
+    rows: tuple[SubmitRow, ...]
+    bind: bool = False
     trial: int | None = None
     pair: bool = False
+
+
+make_plan = quick(Plan)
+"""Make a plan, as ``Plan`` does."""
 
 
 def inflight_ceiling(state: State) -> int:
@@ -174,21 +159,21 @@ def _broken_rule(
     """Return the first rule that a row of a plan breaks, or ""."""
     lanes, model, origin = state.lanes, chosen.model, chosen.origin
     tokens_max, context_tokens = submodel.tokens_max, facts.context_tokens
+    bind = chosen.bind
     in_parts = chosen.task == "decode" or submodel.incremental
-    for number, owner, tokens, start, _, bind in chosen.rows:
-        lane = lanes[number]
-        count = len(tokens)
+    for row in chosen.rows:
+        lane, start, count = lanes[row.lane], row.start, len(row.tokens)
         if lane.model != model:
             return "E15: lane of the model"
         if lane.state != ("empty" if bind else "ready"):
             return "E12, E15: lane state"
-        if not bind and (lane.owner != owner or lane.origin != origin):
+        if (lane.owner != row.owner or lane.origin != origin) and not bind:
             return "E15: lane owner"
         if start != lane.length_tokens:
             return "R7.3: length before"
         if not 1 <= count <= tokens_max:
             return "R2.1: tokens of the task"
-        if start and not in_parts:
+        if not in_parts and start:
             return "R5.5: a split prompt"
         if start + count > context_tokens:
             return "E18: room in the lane"

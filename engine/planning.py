@@ -7,18 +7,19 @@ Source: R5.4, R6.2, G9.
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from laneway.engine import decoding
 from laneway.engine.canaries import choose_served
 from laneway.engine.draft import Draft
 from laneway.engine.effects import (
     KvOperation,
     SubmitJob,
     SubmitRow,
-    make_kv_operation,
     make_submit_job,
-    make_submit_row,
 )
 from laneway.engine.plan import Plan, inflight_ceiling, places_of, validate
-from laneway.engine.state import RequestState, State, end_tokens
+from laneway.engine.state import State, kv_operation
 from laneway.engine.throttling import patience
 from laneway.engine.trials import choose_trial
 
@@ -52,6 +53,17 @@ def choose(state: State) -> Plan | None:
 def carry_out(draft: Draft, chosen: Plan) -> None:
     """Turn a validated plan into events and the one effect that submits it."""
     state = draft.state
+    number = state.next_job
+    if decoding.is_plain(state, chosen):
+        operations = decoding.plan_decode(draft, chosen)
+    else:
+        operations = _move(draft, chosen)
+    draft.ask(_submit_effect(state, chosen, number, operations))
+
+
+def _move(draft: Draft, chosen: Plan) -> tuple[KvOperation, ...]:
+    """Move lanes, buffer and job as a plan says; return what the device's bank is asked to do."""
+    state = draft.state
     generation = state.models[chosen.model].generation
     number = state.next_job
     lanes = [row.lane for row in chosen.rows]
@@ -70,22 +82,15 @@ def carry_out(draft: Draft, chosen: Plan) -> None:
         "owners": [row.owner for row in chosen.rows],
     }
     draft.emit("job", number, "plan", generation=generation, data=data)
-    reserve = [
-        make_kv_operation(
-            ("RESERVE", lane.number, lane.length_tokens, lane.reserved_tokens, number)
-        )
-        for lane in held
-    ]
-    draft.ask(_submit_effect(state, chosen, number, (*due, *reserve)))
+    return (*due, *(kv_operation("RESERVE", lane) for lane in held))
 
 
 def _bind(draft: Draft, chosen: Plan, generation: int) -> None:
     """Give lanes to the owners that have none; a request is prefilling from here on."""
-    bound = [row for row in chosen.rows if row.bind]
-    if not bound:
+    if not chosen.bind:
         return
-    lanes = [row.lane for row in bound]
-    owners = [row.owner for row in bound]
+    lanes = [row.lane for row in chosen.rows]
+    owners = [row.owner for row in chosen.rows]
     data: dict[str, Any] = {"origin": chosen.origin, "owners": owners}
     if chosen.trial is not None:
         data["trial"] = chosen.trial
@@ -96,36 +101,10 @@ def _bind(draft: Draft, chosen: Plan, generation: int) -> None:
         draft.emit("request", owners, "prefill", generation=generation, data={"lanes": lanes})
 
 
-def _submit_rows(state: State, chosen: Plan) -> tuple[SubmitRow, ...]:
-    """Return the rows of the effect; what the sampler needs of its requests travels with them.
-
-    Why ``output`` is copied only for penalties: the tokens of a request grow, and an effect is a
-    value.
-    """
-    rows: list[SubmitRow] = []
-    for lane, owner, tokens, start, sampling, _ in chosen.rows:
-        if sampling is None:
-            named = owner if chosen.trial is None else chosen.trial
-            rows.append(SubmitRow(lane, named, tokens, start, None))
-            continue
-        request = state.requests[owner]
-        generated = len(request.tokens)
-        masked = () if generated >= request.min_tokens else _masked(state, request)
-        prompt: tuple[int, ...] = ()
-        output: tuple[int, ...] = ()
-        if sampling.counts_output:
-            output = tuple(request.tokens)
-            prompt = request.prompt if sampling.counts_prompt else ()
-        told = (lane, owner, tokens, start, sampling, generated, prompt, output, masked)
-        rows.append(make_submit_row((*told, request.logprobs)))
-    return tuple(rows)
-
-
-def _masked(state: State, request: RequestState) -> tuple[int, ...]:
-    """Return the tokens that would end a request that has not its least number of tokens yet."""
-    facts = state.models[request.model].facts
-    assert facts is not None
-    return tuple(token for token in end_tokens(state, request) if token < facts.vocabulary)
+def _named_by_trial(chosen: Plan) -> tuple[SubmitRow, ...]:
+    """Return the rows of a run by what they run, which is what their results are held against."""
+    assert chosen.trial is not None
+    return tuple(replace(row, owner=chosen.trial) for row in chosen.rows)
 
 
 def _submit_effect(
@@ -144,7 +123,7 @@ def _submit_effect(
         task=chosen.task,
         origin=chosen.origin,
         operations=operations,
-        rows=_submit_rows(state, chosen),
+        rows=_named_by_trial(chosen) if chosen.trial is not None else chosen.rows,
         suspect_after_ns=limits.hang_suspect_ns * stretch,
         confirm_after_ns=limits.hang_confirm_ns * stretch,
         cap_after_ns=limits.hang_cap_ns * stretch,

@@ -29,9 +29,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from operator import attrgetter
 
+from laneway.engine.effects import SubmitRow
 from laneway.engine.inputs import SubmodelFacts
 from laneway.engine.limits import Limits
-from laneway.engine.plan import Plan, PlanRow, block_of, make_plan_row, may_split, takes_rows
+from laneway.engine.plan import Plan, block_of, make_plan, may_split, takes_rows
 from laneway.engine.state import (
     ModelState,
     RequestState,
@@ -41,6 +42,7 @@ from laneway.engine.state import (
     is_waiting_number,
     known_tokens,
 )
+from laneway.engine.submit_rows import decode_rows, drawn_row
 
 
 def choose_request(state: State, model: ModelState) -> Plan | None:
@@ -91,46 +93,32 @@ def decode_bound_turns(lanes: int, batch_max: int, block: int) -> int:
 
 
 def _choose_decode(state: State, model: ModelState) -> Plan | None:
-    ready: Iterable[RequestState] = _live(state, state.decode_ready, model, is_decoding)
     sizes = _submodels(model, "decode", tokens=1)
+    ready: Iterable[int] = state.decode_ready
     if sizes[-1].fixed_rows:
-        ready = _of_one_block(state, model, sizes, ready)
-    rows = [_decode_row(state, request) for request in _together(ready, _rows_max(state, sizes))]
-    if not rows:
+        ready = _of_one_block(state, model, sizes)
+    taken = _together(state, model, ready, _rows_max(state, sizes))
+    if not taken:
         return None
+    rows = decode_rows(state, taken)
     buffer, rows = _fit(state, model, sizes, rows)
     return None if buffer is None else _plan(model, "decode", buffer, rows)
 
 
-def _of_one_block(
-    state: State, model: ModelState, sizes: list[SubmodelFacts], ready: Iterable[RequestState]
-) -> Iterator[RequestState]:
-    """Yield the requests whose lanes may share a job with the first one's (E15).
+def _of_one_block(state: State, model: ModelState, sizes: list[SubmodelFacts]) -> Iterator[int]:
+    """Yield the requests that are ready and whose lanes may share a job with the first one's (E15).
 
     Why the order stays fair: what is ready goes round by blocks, so a sequence waits for one job of
     every other block that was there before it.
     """
     widest = _widest(state, model, sizes)
     block: int | None = None
-    for request in ready:
+    for request in _live(state, state.decode_ready, model, is_decoding):
         assert request.lane is not None
         own = block_of(model, widest, request.lane)
         if block is None or own == block:
             block = own
-            yield request
-
-
-def _decode_row(state: State, request: RequestState) -> PlanRow:
-    """Return a step of one token: of the last one, or of one that only has to be caught up with."""
-    assert request.lane is not None
-    start = state.lanes[request.lane].length_tokens
-    if request.catching_up:
-        tokens = known_tokens(request, start, start + 1)
-        draws = start + 1 == request.prefill_tokens
-        sampling = request.sampling if draws else None
-        return make_plan_row((request.lane, request.number, tokens, start, sampling, False))
-    last = (request.tokens[-1],)
-    return make_plan_row((request.lane, request.number, last, start, request.sampling, False))
+            yield request.number
 
 
 # ---------------------------------------------------------------------------- suspects
@@ -158,7 +146,7 @@ def _choose_alone(state: State, model: ModelState, request: RequestState) -> Pla
         return None
     if is_decoding(request):
         sizes = _submodels(model, "decode", tokens=1)
-        rows = [_decode_row(state, request)]
+        rows = decode_rows(state, [request])
         buffer, _ = _fit(state, model, sizes, rows)
         return None if buffer is None else _plan(model, "decode", buffer, rows)
     lane = request.lane if request.lane is not None else _lowest(model)
@@ -205,7 +193,8 @@ def _prefill_alone(
     row = _prefill_row(state, model, request, lane)
     sizes = _submodels(model, "prefill", tokens=len(row.tokens), start=row.start)
     buffer, _ = _fit(state, model, [size for size in sizes if size.batch_max == 1] or sizes, [row])
-    return None if buffer is None else _plan(model, "prefill", buffer, [row])
+    bind = request.lane is None
+    return None if buffer is None else _plan(model, "prefill", buffer, [row], bind=bind)
 
 
 def _short(state: State, model: ModelState) -> Plan | None:
@@ -213,7 +202,7 @@ def _short(state: State, model: ModelState) -> Plan | None:
     sizes = _submodels(model, "prefill", tokens=1)
     lanes = _empty_lanes(state, model, sizes)
     most = min(len(lanes), _rows_max(state, sizes))
-    rows: list[PlanRow] = []
+    rows: list[SubmitRow] = []
     left = state.limits.prefill_tokens_max
     for request in _waiting(state, state.short_waiting.in_order(), model):
         if len(rows) == most or (rows and request.prefill_tokens > left):
@@ -224,7 +213,7 @@ def _short(state: State, model: ModelState) -> Plan | None:
         return None
     width = max(len(row.tokens) for row in rows)
     buffer, rows = _fit(state, model, _submodels(model, "prefill", tokens=width), rows)
-    return None if buffer is None else _plan(model, "prefill", buffer, rows)
+    return None if buffer is None else _plan(model, "prefill", buffer, rows, bind=True)
 
 
 def _empty_lanes(state: State, model: ModelState, sizes: list[SubmodelFacts]) -> list[int]:
@@ -240,7 +229,7 @@ def _empty_lanes(state: State, model: ModelState, sizes: list[SubmodelFacts]) ->
     return lanes
 
 
-def _prefill_row(state: State, model: ModelState, request: RequestState, lane: int) -> PlanRow:
+def _prefill_row(state: State, model: ModelState, request: RequestState, lane: int) -> SubmitRow:
     """Return the next part of what a request already has: its prompt, and its tokens if resumed.
 
     It is all that is left, unless it is long and may be split, or is more than a prefill takes.
@@ -251,14 +240,10 @@ def _prefill_row(state: State, model: ModelState, request: RequestState, lane: i
         end = min(end, start + state.limits.prefill_chunk_tokens)
     if request.tokens:
         end = min(end, start + _prefill_width(state, model))
-    return PlanRow(
-        lane=lane,
-        owner=request.number,
-        tokens=known_tokens(request, start, end),
-        start=start,
-        sampling=request.sampling if end == goal else None,
-        bind=request.lane is None,
-    )
+    tokens = known_tokens(request, start, end)
+    if end < goal:
+        return SubmitRow(lane, request.number, tokens, start, None)
+    return drawn_row(state, request, lane, tokens, start)
 
 
 def _prefill_width(state: State, model: ModelState) -> int:
@@ -298,18 +283,26 @@ def _waiting(state: State, numbers: Iterable[int], model: ModelState) -> Iterato
 
 
 def _rows_max(state: State, sizes: list[SubmodelFacts]) -> int:
-    return min(state.limits.batch_rows_max, max((size.batch_max for size in sizes), default=0))
+    return min(state.limits.batch_rows_max, sizes[-1].batch_max) if sizes else 0
 
 
-def _together(requests: Iterable[RequestState], most: int) -> list[RequestState]:
-    """Return the first requests that may share a job; one that was refused before goes alone."""
+def _together(
+    state: State, model: ModelState, numbers: Iterable[int], most: int
+) -> list[RequestState]:
+    """Return the first requests that decode and may share a job, of those in a queue.
+
+    One that was refused before goes alone.
+    """
+    find, own = state.requests.get, model.number
     taken: list[RequestState] = []
-    for request in requests:
-        alone = request.refusals > 0 or request.kv_refusals > 0
-        if len(taken) == most or (alone and taken):
-            break
+    for number in numbers:
+        request = find(number)
+        if request is None or request.model != own or not is_decoding(request):
+            continue
+        if request.refusals or request.kv_refusals:
+            return taken or [request]
         taken.append(request)
-        if alone:
+        if len(taken) == most:
             break
     return taken
 
@@ -339,8 +332,8 @@ def _widest(state: State, model: ModelState, sizes: list[SubmodelFacts]) -> Subm
 
 
 def _fit(
-    state: State, model: ModelState, sizes: list[SubmodelFacts], rows: list[PlanRow]
-) -> tuple[int | None, list[PlanRow]]:
+    state: State, model: ModelState, sizes: list[SubmodelFacts], rows: list[SubmitRow]
+) -> tuple[int | None, list[SubmitRow]]:
     """Return a free buffer and the rows that it takes: all, in the smallest batch that does.
 
     If none takes all, the largest batch that may run is filled (E15: where inactive rows are
@@ -363,7 +356,7 @@ def _fit(
     return None, []
 
 
-def _beside_first(model: ModelState, size: SubmodelFacts, rows: list[PlanRow]) -> list[PlanRow]:
+def _beside_first(model: ModelState, size: SubmodelFacts, rows: list[SubmitRow]) -> list[SubmitRow]:
     """Return the rows whose lanes may share a job of this submodel with the first one's."""
     if not size.fixed_rows:
         return rows
@@ -380,9 +373,14 @@ def free_buffer(model: ModelState, submodel: SubmodelFacts) -> int | None:
     return free[0] if free else None
 
 
-def _plan(model: ModelState, task: str, buffer: int, rows: list[PlanRow]) -> Plan:
+def _plan(
+    model: ModelState, task: str, buffer: int, rows: list[SubmitRow], *, bind: bool = False
+) -> Plan:
     ordered = tuple(sorted(rows, key=attrgetter("lane")))
-    return Plan(task=task, origin="request", model=model.number, buffer=buffer, rows=ordered)
+    number = model.number
+    return make_plan(
+        task=task, origin="request", model=number, buffer=buffer, rows=ordered, bind=bind
+    )
 
 
 def bounds(state: State, model: ModelState) -> dict[str, int]:

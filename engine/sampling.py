@@ -5,6 +5,7 @@ Ranges as public LLM servers know them.
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 import attrs
@@ -136,12 +137,12 @@ class Sampling:
                 )
             check_token_ids("allowed_token_ids", self.allowed_token_ids)
 
-    @property
+    @cached_property
     def counts_prompt(self) -> bool:
         """Return whether the tokens of the prompt change what is drawn."""
         return self.repetition_penalty != 1.0
 
-    @property
+    @cached_property
     def counts_output(self) -> bool:
         """Return whether the tokens generated so far change what is drawn."""
         return (

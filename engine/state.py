@@ -13,11 +13,12 @@ import copy as copying
 from collections import deque
 from collections.abc import Callable, Hashable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
+import msgspec
 
-from laneway.engine.effects import BufferPlan, KvOperation, make_kv_operation
+from laneway.engine.effects import BufferPlan, KvOperation
 from laneway.engine.errors import IllegalTransitionError, InternalError
 from laneway.engine.fairness import FairQueue
 from laneway.engine.inputs import (
@@ -28,7 +29,6 @@ from laneway.engine.ladder import Ladder
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.statemachines import MACHINES, entity_name
-from laneway.statemachines.values import of_tuple
 
 DEVICE = 0
 """The engine drives one device; its entity is ``device/0``."""
@@ -98,17 +98,13 @@ class RequestState:
     record says that a prefill gives the bits of decodes."""
 
 
-class JobRow(NamedTuple):
+class JobRow(msgspec.Struct, frozen=True, gc=False):
     """One row of a job: lane, owner (request or run number), KV length before and after."""
 
     lane: int
     owner: int
     from_tokens: int
     to_tokens: int
-
-
-make_job_row: Callable[[tuple[int, int, int, int]], JobRow] = of_tuple(JobRow)
-"""Make a row of its fields, as ``JobRow`` does."""
 
 
 @attrs.define
@@ -502,6 +498,4 @@ def end_tokens(state: State, request: RequestState) -> tuple[int, ...]:
 
 def kv_operation(verb: str, lane: LaneState) -> KvOperation:
     """Return the device operation that ``verb`` means for the lane's present reservation."""
-    return make_kv_operation(
-        (verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0)
-    )
+    return KvOperation(verb, lane.number, lane.length_tokens, lane.reserved_tokens, lane.job or 0)

@@ -9,9 +9,10 @@ canaries (canaries.py).
 """
 
 from laneway.engine.draft import Draft
+from laneway.engine.effects import SubmitRow
 from laneway.engine.inputs import RowResult, SubmodelFacts, Trial
 from laneway.engine.loading import fail_load, golden_differed, publish
-from laneway.engine.plan import Plan, PlanRow, takes_rows
+from laneway.engine.plan import Plan, takes_rows
 from laneway.engine.queueing import free_buffer
 from laneway.engine.reserving import evict
 from laneway.engine.state import JobState, ModelState, State, TrialRun
@@ -69,14 +70,7 @@ def plan_run(
     if buffer is None:
         return None
     rows = tuple(
-        PlanRow(
-            lane=lane,
-            owner=run.number,
-            tokens=tokens,
-            start=run.done_tokens,
-            sampling=None,
-            bind=bool(begin),
-        )
+        SubmitRow(lane=lane, owner=run.number, tokens=tokens, start=run.done_tokens, sampling=None)
         for lane in lanes
     )
     return Plan(
@@ -85,6 +79,7 @@ def plan_run(
         model=model.number,
         buffer=buffer,
         rows=rows,
+        bind=bool(begin),
         trial=run.trial,
         pair=pair,
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 import attrs
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.chosen_device import chosen, need_simulator, need_still_time
 from support.driven_device import (
     BUFFER_FIRST,
@@ -475,7 +476,7 @@ def test_a_kv_list_fails_as_a_whole_and_nothing_is_submitted(driven: DrivenDevic
         good,
         operations=(
             good.operations[0],
-            good.operations[1]._replace(from_tokens=5, to_tokens=6),
+            replace(good.operations[1], from_tokens=5, to_tokens=6),
         ),
     )
     seen = len(driven.posted)

@@ -5,7 +5,6 @@ from typing import Any
 import attrs
 import pytest
 
-from laneway.engine.effects import KvOperation, make_kv_operation
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA, make_event
 from laneway.statemachines.values import quick
@@ -25,12 +24,6 @@ def test_a_quick_value_is_one_of_the_class_and_equal_and_frozen() -> None:
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
         made.epoch = 2  # type: ignore[misc]
     assert attrs.evolve(made, epoch=2).epoch == 2
-
-
-def test_the_order_of_fields_is_that_of_the_class() -> None:
-    assert make_kv_operation(("COMMIT", 3, 4, 5, 6)) == KvOperation(
-        verb="COMMIT", lane=3, from_tokens=4, to_tokens=5, transaction=6
-    )
 
 
 def test_names_and_defaults_are_those_of_the_class() -> None:

@@ -7,7 +7,7 @@ import pytest
 from laneway.adapters import commands, resetting
 from laneway.engine import evolve_requests, faulting, guilt, recovering, resuming, submitting
 from laneway.engine.draft import Draft
-from laneway.engine.effects import make_deliver
+from laneway.engine.effects import Deliver
 
 
 def hang_blames_everybody(patch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def last_token_told_again(patch: pytest.MonkeyPatch) -> None:
         real(draft, request, model)
         if request.tokens:
             last = len(request.tokens) - 1
-            draft.ask(make_deliver((request.number, last, request.tokens[last], ())))
+            draft.ask(Deliver(request.number, last, request.tokens[last], ()))
 
     patch.setattr(resuming, "resume_request", resume)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import msgspec
 import mutants.canary_detectors as canary_detectors
 import mutants.canary_plants as canary_plants
 import mutants.detectors as detectors
@@ -175,7 +176,7 @@ def lane_given_twice(patch: pytest.MonkeyPatch) -> None:
         chosen = real(known, model)
         if chosen is None:
             return None
-        rows = tuple(row._replace(lane=model.lane_first) for row in chosen.rows)
+        rows = tuple(msgspec.structs.replace(row, lane=model.lane_first) for row in chosen.rows)
         return attrs.evolve(chosen, rows=rows)
 
     patch.setattr(queueing, "_short", short)
