@@ -13,6 +13,7 @@ Source: decision 13.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 
 import attrs
 
@@ -27,7 +28,7 @@ from laneway.engine.state import (
     end_tokens,
 )
 from laneway.statemachines import Event
-from laneway.statemachines.event import NO_DATA
+from laneway.statemachines.event import NO_DATA, make_event
 
 
 @attrs.frozen(kw_only=True)
@@ -44,12 +45,19 @@ class Run:
     epoch: int
     generation: int
     lanes: tuple[int, ...]
-    owners: tuple[int, ...]
+    owners: list[int]
     ends: frozenset[int]
+
+    def is_like(self, other: "Run") -> bool:
+        """Return whether two runs are of the same sequences in the same lanes and buffers."""
+        mine = (self.owners, self.lanes, self.model, self.epoch, self.generation)
+        theirs = (other.owners, other.lanes, other.model, other.epoch, other.generation)
+        return mine == theirs and set(self.buffers) == set(other.buffers)
 
     def completed(self, job: int, turn: int) -> tuple[Event, ...]:
         """Return the events of a job's completion; ``turn`` is 0 or 1 and says which buffer."""
-        buffer, after = self.buffers[turn], self.buffers[1 - turn]
+        done, committed = self._completing[turn]
+        after = self.buffers[1 - turn]
         plan = {
             "buffer": after,
             "model": self.model,
@@ -59,9 +67,9 @@ class Run:
         }
         following = {"job": job + 1}
         return (
-            self._event("buffer", (buffer,), "complete", "submitted", "completing"),
+            done,
             self._event("job", (job,), "complete", "submitted", "completed"),
-            self._event("lane", self.lanes, "commit", "reserved", "ready"),
+            committed,
             self._event("lane", self.lanes, "reserve", "ready", "reserved", {"by": 1, **following}),
             self._event("buffer", (after,), "acquire", "free", "preparing", following),
             self._event("job", (job + 1,), "plan", "drafted", "planned", plan),
@@ -69,15 +77,37 @@ class Run:
 
     def restored(self, turn: int) -> tuple[Event, ...]:
         """Return the events of the restoring of a completed job's buffer."""
-        buffer = self.buffers[turn]
-        return (self._event("buffer", (buffer,), "release", "completing", "free"),)
+        return self._releasing[turn]
 
     def accepted(self, job: int, turn: int, ticket: int) -> tuple[Event, ...]:
         """Return the events of the submit of the job that follows a completed one."""
-        after, told = self.buffers[1 - turn], {"ticket": ticket}
+        told = {"ticket": ticket}
         return (
-            self._event("buffer", (after,), "submit", "preparing", "submitted"),
+            self._submitting[turn],
             self._event("job", (job + 1,), "submit", "planned", "submitted", told),
+        )
+
+    @cached_property
+    def _completing(self) -> tuple[tuple[Event, Event], ...]:
+        """By turn what every completion has: the buffer's event, and the lanes'."""
+        lanes = self._event("lane", self.lanes, "commit", "reserved", "ready")
+        return tuple(
+            (self._event("buffer", (buffer,), "complete", "submitted", "completing"), lanes)
+            for buffer in self.buffers
+        )
+
+    @cached_property
+    def _releasing(self) -> tuple[tuple[Event, ...], ...]:
+        return tuple(
+            (self._event("buffer", (buffer,), "release", "completing", "free"),)
+            for buffer in self.buffers
+        )
+
+    @cached_property
+    def _submitting(self) -> tuple[Event, ...]:
+        return tuple(
+            self._event("buffer", (buffer,), "submit", "preparing", "submitted")
+            for buffer in reversed(self.buffers)
         )
 
     def _event(
@@ -90,7 +120,7 @@ class Run:
         data: Mapping[str, object] = NO_DATA,
     ) -> Event:
         own = (self.epoch, self.generation)
-        return Event(machine, entities, trigger, source, dest, *own, data)
+        return make_event(machine, entities, trigger, source, dest, *own, data)
 
 
 def find_run(state: State) -> Run | None:
@@ -105,7 +135,7 @@ def find_run(state: State) -> Run | None:
     after = _next_buffer(state, model, job, buffer)
     if after is None or not _counts_alike(state, model, buffer) or not _rows_are_alike(state, job):
         return None
-    owners = tuple(row.owner for row in job.rows)
+    owners = [row.owner for row in job.rows]
     return Run(
         job=job.number,
         buffers=(job.buffer, after),

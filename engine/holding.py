@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import attrs
 
-from laneway.engine.canaries import is_examining
 from laneway.engine.effects import ClientEffect, Conclude, Deliver
 from laneway.engine.state import State
 from laneway.engine.wanted import is_believed, is_held_back
@@ -24,9 +23,9 @@ class HeldBack:
         self._unbelieved: dict[int, int] = {}
         """Requests of which tokens were dropped, with the first position of those."""
 
-    def holds(self, state: State) -> bool:
-        """Return whether any client might have to wait, so that each effect must be asked."""
-        return is_examining(state)
+    def __bool__(self) -> bool:
+        """Return whether anything is kept."""
+        return bool(self._held)
 
     def takes(self, state: State, effect: ClientEffect) -> bool:
         """Keep an effect if its clients are to be told nothing now; return whether it was kept."""

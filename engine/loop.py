@@ -29,7 +29,7 @@ from laneway.engine.checking import (
 )
 from laneway.engine.clients import Clients
 from laneway.engine.clock import Clock, wall_clock_ns
-from laneway.engine.decide import decide
+from laneway.engine.course import Course
 from laneway.engine.effects import Conclude, Deliver, Effect, LoadBack
 from laneway.engine.errors import (
     ConfigurationError,
@@ -63,8 +63,6 @@ from laneway.engine.snapshot import Health, ModelView, RequestView, Snapshot, ta
 from laneway.engine.state import State, initial_state
 from laneway.engine.stream import Stream
 from laneway.engine.subscription import Subscription
-from laneway.engine.timing import next_wake_ns
-from laneway.engine.wanted import is_wanted, withdrawn_job
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
@@ -115,7 +113,7 @@ class Engine:
         self._records = tuple(records)
         self._resume = resume
         self._meter = Meter()
-        self._state = initial_state()
+        self._course = Course(initial_state())
         chosen = limits if limits is not None else Limits()
         self._inbox = Inbox(chosen.inbox_inputs_max)
         self._batch_max = chosen.step_batch_max
@@ -156,7 +154,7 @@ class Engine:
         opened = open_journal_state(
             self._journal, wall_clock(), watch=self._measure, resume=self._resume
         )
-        self._state = opened.state
+        self._course = Course(opened.state)
         self._clients.restore(opened.state, opened.remembered)
         self._offset_ns = opened.now_ns - self._clock.now_ns()
         self._next_request = self._state.next_request
@@ -173,6 +171,11 @@ class Engine:
         if self._threads:
             self._thread = threading.Thread(target=self._run, name="laneway-engine", daemon=True)
             self._thread.start()
+
+    @property
+    def _state(self) -> State:
+        """The state after the last step, for whoever holds the lock."""
+        return self._course.state
 
     # ------------------------------------------------------------------ the loop
 
@@ -211,7 +214,7 @@ class Engine:
         """
         if self.step():
             return True
-        wake_ns = next_wake_ns(self._state)
+        wake_ns = self._course.wake_ns()
         ends = [] if wake_ns is None else [wake_ns - self._offset_ns]
         if until_ns is not None:
             ends.append(until_ns)
@@ -240,7 +243,7 @@ class Engine:
         except Exception as failure:
             LOG.critical(
                 "engine stopped at step %d: %s",
-                self._state.step,
+                self._course.step,
                 failure,
                 exc_info=not isinstance(failure, LanewayError),
             )
@@ -249,19 +252,21 @@ class Engine:
 
     def _take(self, taken: list[Input]) -> None:
         """Decide and evolve, make durable in one transaction, then let it be seen."""
+        course = self._course
         steps: list[Step] = []
         effects: list[Effect] = []
         with self._visible:
             for one in taken:
-                at_ns = max(self._now_ns(), self._state.now_ns)
-                decision = decide(self._state, one, at_ns)
+                at_ns = max(self._now_ns(), course.now_ns)
+                decision = course.decide(one, at_ns)
                 steps.append(
-                    make_step(step=self._state.step, at_ns=at_ns, taken=one, events=decision.events)
+                    make_step(step=course.step, at_ns=at_ns, taken=one, events=decision.events)
                 )
                 effects.extend(decision.effects)
             self._journal.append(steps)
-            self._durable_step = self._state.step
-            self._outbox.extendleft(reversed(self._held.release(self._state)))
+            self._durable_step = course.step
+            if self._held:
+                self._outbox.extendleft(reversed(self._held.release(self._state)))
             self._outbox.extend(effects)
             for step in steps:
                 self._show(step)
@@ -303,35 +308,37 @@ class Engine:
         """Carry out every effect that waits; tokens that stand together are told at once."""
         outbox = self._outbox
         while outbox:
-            if type(outbox[0]) is Deliver and not self._held.holds(self._state):
+            if type(outbox[0]) is Deliver and not self._course.is_examining():
                 self._clients.deliver(_take_tokens(outbox))
             else:
                 self._act(outbox.popleft())
 
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
-        if isinstance(effect, Deliver | Conclude) and self._held.takes(self._state, effect):
-            return
+        course = self._course
+        if isinstance(effect, Deliver | Conclude) and course.is_examining():
+            if self._held.takes(self._state, effect):
+                return
         if isinstance(effect, Deliver):
             self._clients.deliver((effect,))
         elif isinstance(effect, Conclude):
             self._clients.conclude(self._held.amend(effect))
         elif isinstance(effect, LoadBack):
             self._load_back(effect)
-        elif is_wanted(self._state, effect):
+        elif course.is_wanted(effect):
             self._device.execute(effect)
-        elif (job := withdrawn_job(self._state, effect)) is not None:
+        elif (job := course.withdrawn_job(effect)) is not None:
             self._inbox.post(SubmitWithdrawn(job=job))
 
     def _now_ns(self) -> int:
         return self._clock.now_ns() + self._offset_ns
 
     def _is_time(self) -> bool:
-        wake_ns = next_wake_ns(self._state)
+        wake_ns = self._course.wake_ns()
         return wake_ns is not None and wake_ns <= self._now_ns()
 
     def _sleep_s(self) -> float | None:
-        wake_ns = next_wake_ns(self._state)
+        wake_ns = self._course.wake_ns()
         if wake_ns is None:
             return None
         return self._clock.real_seconds(max(wake_ns - self._now_ns(), 0))

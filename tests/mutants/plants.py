@@ -27,7 +27,7 @@ from laneway.adapters import device as adapter_device
 from laneway.engine import (
     completing,
     counting,
-    decide,
+    course,
     draft,
     ending,
     evolve_jobs,
@@ -394,8 +394,10 @@ def _act_early(patch: pytest.MonkeyPatch, early: Callable[[Any], bool]) -> None:
     real = loop.Engine._take
 
     def take(self: loop.Engine, taken: list[Any]) -> None:
-        def deciding(known: state.State, one: Any, at_ns: int) -> draft.Decision:
-            decision = decide.decide(known, one, at_ns)
+        deciding_really = course.Course.decide
+
+        def deciding(known: course.Course, one: Any, at_ns: int) -> draft.Decision:
+            decision = deciding_really(known, one, at_ns)
             for effect in decision.effects:
                 if early(effect):
                     self._act(effect)
@@ -403,7 +405,7 @@ def _act_early(patch: pytest.MonkeyPatch, early: Callable[[Any], bool]) -> None:
             return draft.Decision(decision.events, kept)
 
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(loop, "decide", deciding)
+            inner.setattr(course.Course, "decide", deciding)
             real(self, taken)
 
     patch.setattr(loop.Engine, "_take", take)

@@ -1,40 +1,65 @@
-"""Decide every input both ways: as the engine does, and with every job of decodes the long way."""
+"""Decide every input both ways: as an engine does, and step by step with every job the long way.
+
+The state of the long way is a shadow that only ``decide`` moves. After every step the engine's
+state is compared with it, landed on a copy, so that a cruise goes on.
+"""
 
 from collections import Counter
+from weakref import WeakKeyDictionary
 
+import attrs
 import pytest
+from support.rig import Rig
 
-from laneway.engine import decoding, loop
+from laneway.engine import decoding
+from laneway.engine.course import Course
 from laneway.engine.decide import decide
 from laneway.engine.draft import Decision
 from laneway.engine.inputs import Input
 from laneway.engine.state import State, copy, freeze
 
 
+def landed(course: Course) -> State:
+    """Return the state after the last step, without landing."""
+    if course._cruise is None:
+        return course._state
+    cruise = attrs.evolve(course._cruise, state=copy(course._state))
+    cruise.land()
+    return cruise.state
+
+
 def decide_both_ways(patch: pytest.MonkeyPatch) -> Counter[str]:
     """Let engines decide both ways and compare; return how often each short way was taken."""
-    taken_ways: Counter[str] = Counter()
+    ways: Counter[str] = Counter()
+    shadows: WeakKeyDictionary[Course, State] = WeakKeyDictionary()
+    real = Course.decide
     complete, plan = decoding.complete_decode, decoding.plan_decode
 
-    def counted(name: str, real: object) -> object:
-        def way(*arguments: object) -> object:
-            taken_ways[name] += 1
-            return real(*arguments)  # type: ignore[operator]
+    def counted(name: str, way: object) -> object:
+        def take(*arguments: object) -> object:
+            ways[name] += 1
+            return way(*arguments)  # type: ignore[operator]
 
-        return way
+        return take
 
-    def both(state: State, taken: Input, at_ns: int) -> Decision:
-        other = copy(state)
+    def both(course: Course, taken: Input, at_ns: int) -> Decision:
+        if course not in shadows:
+            shadows[course] = copy(course.state)
+        shadow = shadows[course]
         with patch.context() as long:
             long.setattr(decoding, "going_on", lambda *unused: None)
             long.setattr(decoding, "is_plain", lambda *unused: False)
-            expected = decide(other, taken, at_ns)
-        found = decide(state, taken, at_ns)
-        assert found == expected, f"step {state.step}: {taken}"
-        assert freeze(state) == freeze(other), f"step {state.step}: {taken}"
+            expected = decide(shadow, taken, at_ns)
+        found = real(course, taken, at_ns)
+        assert found == expected, f"step {shadow.step}: {taken}"
+        assert freeze(landed(course)) == freeze(shadow), f"step {shadow.step}: {taken}"
+        assert (course.step, course.now_ns) == (shadow.step, shadow.now_ns)
+        if course._cruise is not None:
+            ways[type(taken).__name__] += 1
         return found
 
     patch.setattr(decoding, "complete_decode", counted("complete", complete))
     patch.setattr(decoding, "plan_decode", counted("plan", plan))
-    patch.setattr(loop, "decide", both)
-    return taken_ways
+    patch.setattr(Rig, "_watch", lambda rig, steps: None)  # it looks at the state, which lands
+    patch.setattr(Course, "decide", both)
+    return ways

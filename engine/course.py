@@ -1,0 +1,110 @@
+"""The state of an engine and what moves it: decided step by step, or in a cruise.
+
+Theory of operation. ``decide`` is asked for everything but a run of like decode jobs. A run may
+cruise (cruise.py) once ``decide`` has decided one of its jobs exactly as the cruise would have; so
+a condition that a cruise did not know of costs speed, never a decision. ``state`` lands first, so
+nobody ever sees a state that is not that of the last step; what the loop asks again and again is
+answered without landing.
+
+Whoever holds the engine's lock may call; deciding and the questions of the loop are the engine
+thread's alone.
+"""
+
+from laneway.engine.canaries import is_examining
+from laneway.engine.cruise import Cruise, find_cruise
+from laneway.engine.decide import decide
+from laneway.engine.draft import Decision
+from laneway.engine.effects import DeviceEffect, SubmitJob
+from laneway.engine.evolve_run import Run
+from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
+from laneway.engine.state import State
+from laneway.engine.timing import next_wake_ns
+from laneway.engine.wanted import is_wanted, withdrawn_job
+
+_ANSWERS = (Completed, SubmitAccepted, BufferRestored)
+
+
+class Course:
+    """A state and its decisions; see the head of this file."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._cruise: Cruise | None = None
+        self._wake_ns: int | None = None
+        self._proven: Run | None = None
+        """The run of which a job was decided both ways alike."""
+
+    @property
+    def state(self) -> State:
+        """The state after the last step."""
+        self._land()
+        return self._state
+
+    @property
+    def step(self) -> int:
+        """The number of the last step."""
+        return self._state.step if self._cruise is None else self._cruise.step
+
+    @property
+    def now_ns(self) -> int:
+        """The instant of the last step."""
+        return self._state.now_ns if self._cruise is None else self._cruise.now_ns
+
+    def decide(self, taken: Input, at_ns: int) -> Decision:
+        """Take one input at engine time ``at_ns``."""
+        cruise = self._cruise
+        if cruise is not None:
+            decision = cruise.decide(taken, at_ns)
+            if decision is not None:
+                return decision
+            if not cruise.jobs_left:
+                self._proven = None
+            self._land()
+        if type(taken) is Completed:
+            return self._complete(taken, at_ns)
+        if type(taken) not in _ANSWERS:
+            self._proven = None
+        return decide(self._state, taken, at_ns)
+
+    def _complete(self, taken: Completed, at_ns: int) -> Decision:
+        """Begin a cruise with this job, or see whether the next one may."""
+        cruise = find_cruise(self._state)
+        expected = None if cruise is None else cruise.decide(taken, at_ns)
+        if cruise is None or expected is None:
+            self._proven = None
+            return decide(self._state, taken, at_ns)
+        if self._proven is not None and cruise.run.is_like(self._proven):
+            self._wake_ns = next_wake_ns(self._state)
+            self._cruise = cruise
+            return expected
+        decision = decide(self._state, taken, at_ns)
+        self._proven = cruise.run if decision == expected else None
+        return decision
+
+    def _land(self) -> None:
+        cruise, self._cruise = self._cruise, None
+        if cruise is not None:
+            cruise.land()
+
+    # ------------------------------------------------------------------ the loop's questions
+
+    def wake_ns(self) -> int | None:
+        """Return when the engine wants to be woken if nothing else happens.
+
+        Why not asked anew in a cruise: what could change it ends one.
+        """
+        return next_wake_ns(self._state) if self._cruise is None else self._wake_ns
+
+    def is_examining(self) -> bool:
+        """Return whether clients may have to wait for a golden run; never in a cruise."""
+        return self._cruise is None and is_examining(self._state)
+
+    def is_wanted(self, effect: DeviceEffect) -> bool:
+        """Return whether an effect is to be carried out now."""
+        if self._cruise is None:
+            return is_wanted(self._state, effect)
+        return not isinstance(effect, SubmitJob) or effect.job == self._cruise.job
+
+    def withdrawn_job(self, effect: DeviceEffect) -> int | None:
+        """Return the job that an effect which is not carried out takes back with it, or None."""
+        return None if self._cruise is not None else withdrawn_job(self._state, effect)
