@@ -236,7 +236,8 @@ def find_cruise(state: State) -> Cruise | None:
     until_ns = _until_ns(state, model)
     if not _is_plain(state, model, job) or until_ns <= state.now_ns:
         return None
-    jobs_left, run = _jobs_left(state, model, job), find_run(state)
+    run = find_run(state)
+    jobs_left = 0 if run is None else _jobs_left(state, model, job)
     if run is None or jobs_left < 1:
         return None
     return Cruise(
@@ -277,10 +278,6 @@ def _is_plain(state: State, model: ModelState, job: JobState) -> bool:
         and not (model.runs or canary.examining or canary.pairing)
         and not (state.waiting_requests and model.empty_lanes)
         and not facts.by_name[state.buffers[job.buffer].submodel].fixed_rows
-        and all(
-            len(state.requests[row.owner].tokens) >= state.requests[row.owner].min_tokens
-            for row in job.rows
-        )
     )
 
 
@@ -288,6 +285,8 @@ def _jobs_left(state: State, model: ModelState, job: JobState) -> int:
     """Return after how many jobs at most nothing is due yet, by counts."""
     limits, ledger, canary = state.limits, state.device.ledger, model.canary
     requests = [state.requests[row.owner] for row in job.rows]
+    if any(len(one.tokens) < one.min_tokens for one in requests):
+        return 0  # until then a row carries the tokens that must not be drawn
     left = min(one.max_tokens - len(one.tokens) - 1 for one in requests)
     if limits.canary_jobs:
         left = min(left, limits.canary_jobs - canary.jobs - 1)

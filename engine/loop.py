@@ -66,6 +66,7 @@ from laneway.engine.subscription import Subscription
 
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
+_TOLD = (Deliver, Conclude)
 REQUEST_MAX = (1 << 63) - 1
 
 
@@ -267,7 +268,7 @@ class Engine:
             self._durable_step = course.step
             if self._held:
                 self._outbox.extendleft(reversed(self._held.release(self._state)))
-            self._outbox.extend(effects)
+            self._outbox.extend(_device_first(effects))
             for step in steps:
                 self._show(step)
             if self._inspect is not None:
@@ -651,6 +652,15 @@ def _check_place(alias: str, source: str | os.PathLike[str]) -> str:
     check_text("alias", alias, most=NAME_CHARACTERS_MAX)
     check_text("source", path, most=SOURCE_CHARACTERS_MAX)
     return path
+
+
+def _device_first(effects: list[Effect]) -> Iterator[Effect]:
+    """Yield what the device is asked, then what clients are told, each in the order decided.
+
+    Why: the device waits for its next job; a client that is told a moment later loses nothing.
+    """
+    yield from (effect for effect in effects if type(effect) not in _TOLD)
+    yield from (effect for effect in effects if type(effect) in _TOLD)
 
 
 def _take_tokens(outbox: deque[Effect]) -> Iterator[Deliver]:

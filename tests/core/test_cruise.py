@@ -173,6 +173,7 @@ def test_another_input_ends_a_cruise_and_is_decided_at_its_state(start: int) -> 
         lambda state: state.decode_ready.append(1),
         lambda state: state.alone.append(1),
         lambda state: setattr(state.requests[3], "min_tokens", 1_000),
+        lambda state: state.requests.pop(3),
         lambda state: setattr(state.requests[3], "max_tokens", len(state.requests[3].tokens) + 1),
         lambda state: setattr(state.device.ledger, "finished", 999),
         lambda state: setattr(state.models[1].canary, "jobs", 999),
