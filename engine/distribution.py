@@ -100,6 +100,11 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    @property
+    def seen(self) -> bool:
+        """Whether anything was counted."""
+        return any(self.counts)
+
     def freeze(self) -> Distribution:
         """Return what was counted so far."""
         return Distribution(self.bounds, tuple(self.counts), self.total, self.scale)

@@ -151,8 +151,9 @@ def _memory(model: MeasuredModel, _: Metrics) -> Iterable[Series]:
 
 def _stages(model: MeasuredModel, _: Metrics) -> Iterable[Series]:
     for submodel in model.submodels:
-        for stage, histogram in sorted(submodel.stages.items()):
-            yield (stage, submodel.facts.task, submodel.facts.name), histogram.freeze()
+        for stage, histogram in submodel.stages.items():
+            if histogram.seen:
+                yield (stage, submodel.facts.task, submodel.facts.name), histogram.freeze()
 
 
 def _fill(model: MeasuredModel, _: Metrics) -> Iterable[Series]:

@@ -11,27 +11,43 @@ import attrs
 
 from laneway.engine.buckets import Bucketed
 from laneway.engine.distribution import Histogram, ratios, stages
-from laneway.engine.inputs import ArtifactValidated, DeviceFacts, SubmodelFacts
+from laneway.engine.inputs import ArtifactValidated, DeviceFacts, JobTimes, SubmodelFacts
+from laneway.statemachines import MACHINES
 
 TASKS = ("prefill", "decode")
+STAGES = ("d2h", "h2d", "infer", "postprocess", "queue")
 FINISHED_REASONS = ("stop", "length", "abort", "error", "deadline")
+
+
+def _counts_of(machine: str) -> dict[str, int]:
+    """Return a count of 0 for each state of a machine."""
+    return dict.fromkeys(MACHINES[machine].states, 0)
 
 
 @attrs.define
 class Submodel:
-    """The buffers of one submodel, and how full its jobs were."""
+    """The buffers of one submodel, how full its jobs were, and how long their stages took."""
 
     facts: SubmodelFacts
     buffers: range
     fill: Histogram = attrs.Factory(ratios)
-    stages: dict[str, Histogram] = attrs.Factory(dict)
+    stages: dict[str, Histogram] = attrs.Factory(lambda: {name: stages() for name in STAGES})
 
-    def stage(self, name: str) -> Histogram:
-        """Return the histogram of one stage."""
-        found = self.stages.get(name)
-        if found is None:
-            found = self.stages[name] = stages()
-        return found
+    def take_times(self, times: JobTimes) -> None:
+        """Take the durations that a device tells; a stage without both its instants is left out."""
+        took = self.stages
+        begin_ns, end_ns = times.h2d_begin_ns, times.h2d_end_ns
+        if 0 < times.submit_ns <= begin_ns:
+            took["queue"].observe(begin_ns - times.submit_ns)
+        if 0 < begin_ns <= end_ns:
+            took["h2d"].observe(end_ns - begin_ns)
+        begin_ns, end_ns = times.exec_begin_ns, times.exec_end_ns
+        if 0 < begin_ns <= end_ns:
+            took["infer"].observe(end_ns - begin_ns)
+        begin_ns, end_ns = times.d2h_begin_ns, times.d2h_end_ns
+        if 0 < begin_ns <= end_ns:
+            took["d2h"].observe(end_ns - begin_ns)
+        took["postprocess"].observe(times.postprocess_ns)
 
 
 @attrs.define
@@ -40,8 +56,8 @@ class MeasuredModel:
 
     ``resident``: it has lanes and buffers, so its gauges mean something. ``requests``, ``lanes``,
     ``buffers`` and ``jobs`` count by state; ``active_lanes`` are lanes of jobs that are not
-    terminal. ``turns`` and ``runs`` are, by task, how long sequences waited for their next job and
-    how long it took them.
+    terminal. ``lanes_moved`` are the lanes of a recent move, all its own. ``turns`` and ``runs``
+    are, by task, how long sequences waited for their next job and how long it took them.
     """
 
     number: int
@@ -54,10 +70,11 @@ class MeasuredModel:
     submodels: tuple[Submodel, ...] = ()
     resident: bool = False
     memory_bytes: tuple[int, ...] = ()
-    requests: Counter[str] = attrs.Factory(Counter)
-    lanes: Counter[str] = attrs.Factory(Counter)
-    buffers: Counter[str] = attrs.Factory(Counter)
-    jobs: Counter[str] = attrs.Factory(Counter)
+    requests: dict[str, int] = attrs.Factory(lambda: _counts_of("request"))
+    lanes: dict[str, int] = attrs.Factory(lambda: _counts_of("lane"))
+    lanes_moved: tuple[int, ...] = ()
+    buffers: dict[str, int] = attrs.Factory(lambda: _counts_of("buffer"))
+    jobs: dict[str, int] = attrs.Factory(lambda: _counts_of("job"))
     active_lanes: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
@@ -97,7 +114,7 @@ class MeasuredModel:
         self.resident = False
         self.memory_bytes = ()
         for counts in (self.requests, self.lanes, self.buffers, self.jobs):
-            counts.clear()
+            counts.update(dict.fromkeys(counts, 0))
         self.active_lanes = 0
 
     def submodel_of(self, buffer: int) -> Submodel | None:
@@ -114,7 +131,7 @@ class LiveRequest:
 
     ``prompt_left`` are tokens that it has and that no job has run in its present lane: of its
     prompt, and after a fault those of its answer too. ``bucket`` is that of its prompt. Since
-    ``idle_since_ns`` it has no job.
+    ``idle_since_ns`` it has no job. ``cohort``: where the numbers of now are, if it is in one.
     """
 
     model: MeasuredModel
@@ -128,6 +145,34 @@ class LiveRequest:
     first_token_ns: int = 0
     last_token_ns: int = 0
     tokens: int = 0
+    cohort: "Cohort | None" = attrs.field(default=None, eq=False, repr=False)
+
+
+@attrs.define(eq=False)
+class Cohort:
+    """Requests that got their latest tokens from one job, and what is therefore the same of them.
+
+    ``numbers`` and ``members`` are in the order of the job's rows; all live, and have run all
+    tokens that they have. ``buckets`` is how many are in each; ``tokens`` how many each got in
+    here. A member's own numbers of these stand still meanwhile; ``scatter`` brings them up to date.
+
+    Why: a job of all of them moves this, and not each of them.
+    """
+
+    numbers: tuple[int, ...]
+    members: tuple[LiveRequest, ...]
+    buckets: tuple[tuple[int, int], ...]
+    idle_since_ns: int
+    last_token_ns: int
+    tokens: int = 0
+
+    def scatter(self) -> None:
+        """Give every member its own numbers again; then this is nobody's."""
+        for member in self.members:
+            member.idle_since_ns = self.idle_since_ns
+            member.last_token_ns = self.last_token_ns
+            member.tokens += self.tokens
+            member.cohort = None
 
 
 @attrs.define

@@ -5,8 +5,9 @@ else. So the numbers of a running engine are those of its journal, also over res
 journal that keeps digests of tokens (I8). Times are engine time (``Step.at_ns``) or the device's
 own (``JobTimes``); nothing is sampled. A gauge is a count by state that every event moves on, and
 an ending takes the record of its request or job away: the cost of a step does not depend on how
-many requests live. ``families.py`` says what the numbers are called and puts them into a picture
-that others can keep.
+many requests live. Requests that go on in the same jobs have one record together (``Cohort``), as
+long as each job is exactly of them; it is scattered before anything happens to one of them alone.
+``families.py`` says what the numbers are called and puts them into a picture that others can keep.
 
 Source: R15.1 to R15.4, G20, I8.
 """
@@ -30,11 +31,11 @@ from laneway.engine.inputs import (
     HealthProbed,
     InboxOverflowed,
     JobStalled,
-    JobTimes,
     ModelConfigured,
     RequestSubmitted,
+    RowResult,
 )
-from laneway.engine.measured import LiveJob, LiveRequest, MeasuredModel
+from laneway.engine.measured import Cohort, LiveJob, LiveRequest, MeasuredModel, Submodel
 from laneway.engine.occupancy import Occupancy
 from laneway.engine.ports import Step
 from laneway.engine.recoveries import Recoveries
@@ -46,7 +47,7 @@ MODELS_KEPT_MAX = 8
 """How many models that are gone keep their counters; older ones are forgotten."""
 
 DEVICE_JOB_COUNTERS = ("pending", "finished", "left")
-_ANSWERS = (Completed, DeviceFaulted)
+_NO_BUFFER = (None, None)
 _REQUEST_FINAL = MACHINES["request"].final
 _JOB_FINAL = MACHINES["job"].final
 _FINISHED_REASON = {"cancel": "abort", "expire": "deadline", "fail": "error"}
@@ -59,7 +60,8 @@ class Metrics:
     """All numbers after the steps observed so far.
 
     ``models`` are by number, those that are gone among them. ``device_jobs`` is what the device
-    last said of itself, empty until it did. ``gained`` is empty between steps.
+    last said of itself, empty until it did. ``buffers`` says of which model and submodel each is.
+    Between steps ``gained`` is empty and ``gained_together`` None: who gained a token.
     """
 
     device_state: str = ""
@@ -76,7 +78,9 @@ class Metrics:
     device_jobs: dict[str, int] = attrs.Factory(dict)
     occupancy: Occupancy = attrs.Factory(Occupancy)
     recoveries: Recoveries = attrs.Factory(Recoveries)
+    buffers: dict[int, tuple[MeasuredModel, Submodel]] = attrs.Factory(dict)
     gained: list[int] = attrs.Factory(list)
+    gained_together: Cohort | None = None
     growth: tuple[int, ...] = ()
     """By how much the lanes reserved in this step grow, for the job planned next."""
 
@@ -86,7 +90,7 @@ class Metrics:
         Raises: LookupError or TypeError for a step that does not follow from those before it.
         """
         taken = step.taken
-        if isinstance(taken, _ANSWERS):
+        if type(taken) is Completed or type(taken) is DeviceFaulted:
             self._take_answer(taken, step)
             return
         if (note := _INPUTS.get(type(taken))) is not None:
@@ -94,8 +98,9 @@ class Metrics:
         self._take_events(step)
 
     def _take_events(self, step: Step) -> None:
+        handlers = _HANDLERS
         for event in step.events:
-            _HANDLERS[event.machine](self, event, step)
+            handlers[event.machine](self, event, step)
 
     # ------------------------------------------------------------------ inputs
 
@@ -106,7 +111,12 @@ class Metrics:
             self.exceptions[taken.kind] += 1
             self._take_health(taken.health)
         self.gained.clear()
+        self.gained_together = None
         self._take_events(step)
+        if (cohort := self.gained_together) is not None:
+            self.gained_together = None
+            _take_tokens_together(cohort, step.at_ns)
+            return
         self._take_tokens(step.at_ns)
         if taken.job is None:
             return
@@ -120,12 +130,14 @@ class Metrics:
 
         All are of one job, so of one model.
         """
+        live: dict[int, LiveRequest] = {}
         gaps: list[tuple[int, int]] = []
         find = self.requests.get
         for number in self.gained:
             request = find(number)
             if request is None:
                 continue
+            live[number] = request
             if request.tokens == 0:
                 _take_token(request, at_ns)
                 continue
@@ -136,6 +148,24 @@ class Metrics:
         for (bucket, gap_ns), times in _tally(gaps):
             model.inter_token.observe(bucket, gap_ns, times)
             model.generation_tokens += times
+        if live:
+            _gather(live, at_ns)
+
+    def _cohort_of(self, owners: tuple[int, ...]) -> Cohort | None:
+        """Return the cohort that is exactly the owners of a job, in order, if there is one."""
+        first = self.requests.get(owners[0])
+        cohort = None if first is None else first.cohort
+        return cohort if cohort is not None and cohort.numbers == owners else None
+
+    def _scatter(self, request: LiveRequest) -> None:
+        """Let a request have numbers of its own; so must those that it was together with."""
+        cohort = request.cohort
+        if cohort is None:
+            return
+        if cohort is self.gained_together:
+            self.gained_together = None
+            self.gained += cohort.numbers
+        cohort.scatter()
 
     def _start(self, taken: EngineStarted) -> None:
         self.occupancy.restart()
@@ -184,6 +214,7 @@ class Metrics:
                 self._end_request(number, event, step.at_ns)
             else:
                 request = self.requests[number]
+                self._scatter(request)
                 if event.trigger == "resume":
                     self._rebind(request, event)
                 _move_request(request, event, step.at_ns)
@@ -198,6 +229,7 @@ class Metrics:
     def _end_request(self, number: int, event: Event, at_ns: int) -> None:
         """Settle a request at its ending; the ending says how many tokens it got."""
         request = self.requests.pop(number)
+        self._scatter(request)
         model = request.model
         if event.data["tokens"] > request.tokens:
             _take_token(request, at_ns)
@@ -226,13 +258,14 @@ class Metrics:
                 self._plan(number, event, step.at_ns)
                 continue
             job = self.jobs[number]
-            job.model.jobs[event.source] -= 1
+            model = job.model
+            model.jobs[event.source] -= 1
             if event.dest not in _JOB_FINAL:
-                job.model.jobs[event.dest] += 1
+                model.jobs[event.dest] += 1
                 job.ticket = event.data.get("ticket", job.ticket)
                 continue
             del self.jobs[number]
-            job.model.active_lanes -= len(job.owners)
+            model.active_lanes -= len(job.owners)
             if job.origin == "request":
                 trigger = "" if event.data.get("withheld") else event.trigger
                 self._end_job(number, job, trigger, step)
@@ -247,6 +280,7 @@ class Metrics:
         else:
             for owner in job.owners:
                 if (request := self.requests.get(owner)) is not None:
+                    self._scatter(request)
                     request.idle_since_ns = step.at_ns
         taken = step.taken
         if isinstance(taken, Completed) and taken.job == number:
@@ -257,28 +291,31 @@ class Metrics:
     def _plan(self, number: int, event: Event, at_ns: int) -> None:
         data = event.data
         model = self.models[data["model"]]
-        job = self.jobs[number] = LiveJob(
-            model=model,
-            submodel=model.submodel_of(data["buffer"]),
-            task=data["task"],
-            origin=data["origin"],
-            epoch=event.epoch,
-            generation=event.generation,
-            owners=tuple(data["owners"]),
-            growth=self.growth,
-            planned_ns=at_ns,
+        _, submodel = self.buffers.get(data["buffer"], _NO_BUFFER)
+        task, origin, owners = data["task"], data["origin"], tuple(data["owners"])
+        epoch, generation = event.epoch, event.generation
+        self.jobs[number] = LiveJob(
+            model, submodel, task, origin, epoch, generation, owners, self.growth, at_ns
         )
         self.growth = ()
         model.jobs[event.dest] += 1
-        model.active_lanes += len(job.owners)
-        if job.origin != "request":
+        model.active_lanes += len(owners)
+        if origin != "request":
             return
         self.occupancy.plan(number)
-        turns = model.turns[job.task]
-        requests = map(self.requests.__getitem__, job.owners)
-        since = [(request.bucket, request.idle_since_ns) for request in requests]
+        turns = model.turns[task].of
+        if (cohort := self._cohort_of(owners)) is not None:
+            idle_ns = at_ns - cohort.idle_since_ns
+            for bucket, times in cohort.buckets:
+                turns[bucket].observe(idle_ns, times)
+            return
+        since: list[tuple[int, int]] = []
+        for owner in owners:
+            request = self.requests[owner]
+            self._scatter(request)
+            since.append((request.bucket, request.idle_since_ns))
         for (bucket, idle_since_ns), times in _tally(since):
-            turns.observe(bucket, at_ns - idle_since_ns, times)
+            turns[bucket].observe(at_ns - idle_since_ns, times)
 
     def _account(self, job: LiveJob, step: Step) -> None:
         """Take the numbers of a completed job that ran for requests."""
@@ -286,18 +323,31 @@ class Metrics:
             raise TypeError(f"step {step.step}: a job was completed by another input")
         if job.task == "prefill":
             job.model.prompt_tokens += sum(job.growth)
-        if job.submodel is not None:
-            batch_max = job.submodel.facts.batch_max
-            job.submodel.fill.observe(len(job.owners) * MILLIONTHS // batch_max)
-            for stage, duration_ns in _stage_times(step.taken.times):
-                job.submodel.stage(stage).observe(duration_ns)
-        at_ns = step.at_ns
+        owners, rows = job.owners, step.taken.rows
+        if (submodel := job.submodel) is not None:
+            submodel.fill.observe(len(owners) * MILLIONTHS // submodel.facts.batch_max)
+            submodel.take_times(step.taken.times)
+        cohort = self._cohort_of(owners)
+        alike = len(owners) == len(rows) == len(job.growth) and not _any_fault(rows)
+        if cohort is None or not alike:
+            self._account_each(job, rows, step.at_ns)
+            return
+        took_ns = step.at_ns - job.planned_ns
+        runs = job.model.runs[job.task].of
+        for bucket, times in cohort.buckets:
+            runs[bucket].observe(took_ns, times)
+        cohort.idle_since_ns = step.at_ns
+        self.gained_together = cohort
+
+    def _account_each(self, job: LiveJob, rows: tuple[RowResult, ...], at_ns: int) -> None:
+        """Take what a completed job means for each of its owners that still lives."""
         buckets: list[int] = []
         find, gained = self.requests.get, self.gained
-        for owner, growth, result in zip(job.owners, job.growth, step.taken.rows, strict=True):
+        for owner, growth, result in zip(job.owners, job.growth, rows, strict=True):
             request = find(owner)
             if request is None:
                 continue
+            self._scatter(request)
             buckets.append(request.bucket)
             request.idle_since_ns = at_ns
             if request.prompt_left:
@@ -311,26 +361,30 @@ class Metrics:
     # ------------------------------------------------------------------ lanes, buffers
 
     def _take_lane(self, event: Event, step: Step) -> None:
-        entities = event.entities
+        entities, source, dest = event.entities, event.source, event.dest
         if event.trigger == "reserve":
             by = event.data["by"]
             self.growth += (by,) * len(entities) if isinstance(by, int) else tuple(by)
         for model in self.models.values():
-            if model.resident:
-                lanes = model.lane_numbers
-                moved = len(entities)
-                if min(entities) not in lanes or max(entities) not in lanes:
-                    moved = sum(map(lanes.__contains__, entities))
-                if moved:
-                    model.lanes[event.source] -= moved
-                    model.lanes[event.dest] += moved
+            if not model.resident:
+                continue
+            moved = len(entities)
+            if entities != model.lanes_moved:
+                moved = sum(map(model.lane_numbers.__contains__, entities))
+                if moved == len(entities):
+                    model.lanes_moved = entities
+            if moved:
+                counts = model.lanes
+                counts[source] -= moved
+                counts[dest] += moved
 
     def _take_buffer(self, event: Event, step: Step) -> None:
         for number in event.entities:
-            for model in self.models.values():
-                if model.resident and model.submodel_of(number) is not None:
-                    model.buffers[event.source] -= 1
-                    model.buffers[event.dest] += 1
+            model, _ = self.buffers.get(number, _NO_BUFFER)
+            if model is not None and model.resident:
+                counts = model.buffers
+                counts[event.source] -= 1
+                counts[event.dest] += 1
 
     # ------------------------------------------------------------------ models, device
 
@@ -344,7 +398,10 @@ class Metrics:
             first, count = event.data["lanes"]
             buffers = {name: range(at, at + n) for name, _, at, n in event.data["buffers"]}
             lanes = range(first, first + count)
-            self.models[number].accept(step.taken, event.generation, lanes, buffers)
+            model = self.models[number]
+            model.accept(step.taken, event.generation, lanes, buffers)
+            for submodel in model.submodels:
+                self.buffers |= dict.fromkeys(submodel.buffers, (model, submodel))
         elif event.trigger == "configure" and isinstance(step.taken, ModelConfigured):
             before, after = step.taken.used_bytes_before, step.taken.used_bytes_after
             held = tuple(now - was for was, now in zip(before, after, strict=True))
@@ -358,6 +415,9 @@ class Metrics:
         """Keep what a model counted, unless it never had a generation or is too long ago."""
         model = self.models[number]
         model.take_down()
+        for submodel in model.submodels:
+            for buffer in submodel.buffers:
+                del self.buffers[buffer]
         if not model.generation:
             del self.models[number]
         if len(self.models) > MODELS_KEPT_MAX:
@@ -404,6 +464,14 @@ def _tally(values: list[Value]) -> Iterable[tuple[Value, int]]:
     return Counter(values).items()
 
 
+def _any_fault(rows: tuple[RowResult, ...]) -> bool:
+    """Tell whether any row of a job has none of what it was to give."""
+    for row in rows:  # noqa: SIM110
+        if row.fault:
+            return True
+    return False
+
+
 def _stale_reason(job: LiveJob | None, taken: Completed | DeviceFaulted) -> str:
     """Return which of job, epoch, generation and ticket an answer did not match."""
     if job is None:
@@ -427,6 +495,29 @@ def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
         request.prompt_left = request.prompt_tokens + request.tokens
 
 
+def _gather(requests: dict[int, LiveRequest], at_ns: int) -> None:
+    """Make a cohort of requests whose job gave each a token in this step.
+
+    So each has run what it has, and since this step it has had no job, or its next one.
+    """
+    members = tuple(requests.values())
+    buckets = tuple(_tally([member.bucket for member in members]))
+    cohort = Cohort(tuple(requests), members, buckets, idle_since_ns=at_ns, last_token_ns=at_ns)
+    for member in members:
+        member.cohort = cohort
+
+
+def _take_tokens_together(cohort: Cohort, at_ns: int) -> None:
+    """Count a token of each member: all have one before it, and live."""
+    model = cohort.members[0].model
+    gap_ns = at_ns - cohort.last_token_ns
+    for bucket, times in cohort.buckets:
+        model.inter_token.of[bucket].observe(gap_ns, times)
+    model.generation_tokens += len(cohort.numbers)
+    cohort.last_token_ns = at_ns
+    cohort.tokens += 1
+
+
 def _take_token(request: LiveRequest, at_ns: int) -> None:
     """Count a token that became part of an answer, when its step was taken."""
     model = request.model
@@ -439,15 +530,3 @@ def _take_token(request: LiveRequest, at_ns: int) -> None:
     request.last_token_ns = at_ns
     request.tokens += 1
     model.generation_tokens += 1
-
-
-def _stage_times(times: JobTimes) -> list[tuple[str, int]]:
-    """Return the durations that a device tells; a stage without both its instants is left out."""
-    stages = (
-        ("queue", times.submit_ns, times.h2d_begin_ns),
-        ("h2d", times.h2d_begin_ns, times.h2d_end_ns),
-        ("infer", times.exec_begin_ns, times.exec_end_ns),
-        ("d2h", times.d2h_begin_ns, times.d2h_end_ns),
-    )
-    told = [(stage, end - begin) for stage, begin, end in stages if 0 < begin <= end]
-    return [*told, ("postprocess", times.postprocess_ns)]

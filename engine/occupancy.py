@@ -9,7 +9,7 @@ host took. Instants are the device's; a job of which it tells none is left out.
 Source: R15.3.
 """
 
-from collections import Counter
+from typing import TypeAlias
 
 import attrs
 
@@ -20,11 +20,8 @@ SLOTS = ("auto", "ping", "pong")
 """By the number that the ABI gives them."""
 
 
-@attrs.frozen
-class _Span:
-    slot: str
-    begin_ns: int
-    end_ns: int
+_Span: TypeAlias = tuple[str, int, int]
+"""The name of a command bank, and from when to when it was busy. Units: ns."""
 
 
 @attrs.define
@@ -35,7 +32,7 @@ class Occupancy:
     how long two were; ``pauses`` lie between jobs.
     """
 
-    slots: Counter[str] = attrs.Factory(Counter)
+    slots: dict[str, int] = attrs.Factory(dict)
     busy_ns: int = 0
     overlap_ns: int = 0
     pauses: Histogram = attrs.Factory(stages)
@@ -65,35 +62,42 @@ class Occupancy:
 
         One from before a restart is nobody's any more.
         """
-        if job not in self._order:
+        order, ended = self._order, self._ended
+        if job not in order:
             return
-        self._ended[job] = None if times is None else _span(slot, times)
-        while self._order and (first := next(iter(self._order))) in self._ended:
-            rested = self._order.pop(first)
-            span = self._ended.pop(first)
-            if span is not None:
-                self._take(span, rested)
-            elif rested and self._order:
+        span = None if times is None else _span(slot, times)
+        if job != next(iter(order)):
+            ended[job] = span
+            return
+        self._take(span, order.pop(job))
+        while ended and (first := next(iter(order))) in ended:
+            self._take(ended.pop(first), order.pop(first))
+
+    def _take(self, span: _Span | None, rested: bool) -> None:
+        """Take the times of the next job in order, whose pause before it may be nobody's."""
+        if span is None:
+            if rested and self._order:
                 self._order[next(iter(self._order))] = True
             else:
                 self._resting = self._resting or rested
-
-    def _take(self, span: _Span, rested: bool) -> None:
-        self.slots[span.slot] += span.end_ns - span.begin_ns
-        beyond = span.begin_ns - self._reached_ns
-        if beyond >= 0:
+            return
+        slot, begin_ns, end_ns = span
+        self.slots[slot] = self.slots.get(slot, 0) + end_ns - begin_ns
+        reached_ns = self._reached_ns
+        if begin_ns >= reached_ns:
             if not rested:
-                self.pauses.observe(beyond)
-            self.busy_ns += span.end_ns - span.begin_ns
+                self.pauses.observe(begin_ns - reached_ns)
+            self.busy_ns += end_ns - begin_ns
         else:
-            self.overlap_ns += min(self._reached_ns, span.end_ns) - span.begin_ns
-            self.busy_ns += max(0, span.end_ns - self._reached_ns)
-        self._reached_ns = max(self._reached_ns, span.end_ns)
+            self.overlap_ns += min(reached_ns, end_ns) - begin_ns
+            self.busy_ns += max(0, end_ns - reached_ns)
+        if end_ns > reached_ns:
+            self._reached_ns = end_ns
 
     def share(self, slot: str) -> float:
         """Return the share of the time with work in which a command bank was busy, 0 to 1."""
         whole = self.busy_ns + self.pauses.total
-        return self.slots[slot] / whole if whole else 0.0
+        return self.slots.get(slot, 0) / whole if whole else 0.0
 
     @property
     def overlap_share(self) -> float:
@@ -102,9 +106,15 @@ class Occupancy:
 
 
 def _span(slot: int, times: JobTimes) -> _Span | None:
-    begins = [at for at in (times.h2d_begin_ns, times.exec_begin_ns, times.d2h_begin_ns) if at]
-    begin_ns = min(begins, default=0)
-    end_ns = max(times.h2d_end_ns, times.exec_end_ns, times.d2h_end_ns)
+    begin_ns, end_ns = times.h2d_begin_ns, times.h2d_end_ns
+    if (at_ns := times.exec_begin_ns) and (at_ns < begin_ns or not begin_ns):
+        begin_ns = at_ns
+    if (at_ns := times.d2h_begin_ns) and (at_ns < begin_ns or not begin_ns):
+        begin_ns = at_ns
+    if (at_ns := times.exec_end_ns) > end_ns:
+        end_ns = at_ns
+    if (at_ns := times.d2h_end_ns) > end_ns:
+        end_ns = at_ns
     if not 0 < begin_ns <= end_ns:
         return None
-    return _Span(SLOTS[slot] if slot < len(SLOTS) else str(slot), begin_ns, end_ns)
+    return SLOTS[slot] if slot < len(SLOTS) else str(slot), begin_ns, end_ns

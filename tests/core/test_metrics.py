@@ -54,6 +54,18 @@ def test_a_model_at_rest() -> None:
         assert story.value(f"num_requests_{name}", model_name="m", engine="0", generation="1") == 0
 
 
+def test_lanes_of_two_models_that_move_at_once_count_for_their_own() -> None:
+    story = opened()
+    story.load(number=2, generation=2)
+    lanes = (1, 2, 5)
+    for trigger, source, dest in (("bind", "empty", "ready"), ("abandon", "ready", "unknown")):
+        story.at(1, TimePassed(), Event("lane", lanes, trigger, source, dest, 1, 1))
+        assert story.value("kv_slots", generation="1", state=dest) == 2
+        assert story.value("kv_slots", generation="2", state=dest) == 1
+    assert story.value("kv_slots", generation="1", state="empty") == 2
+    assert story.value("kv_slots", generation="2", state="empty") == 3
+
+
 def test_versions_stand_on_one_series_joined_by_generation() -> None:
     families = {family.name: family for family in picture(opened().metrics).families}
     (build,) = families["laneway:build_info"].series
