@@ -8,7 +8,7 @@ journal as an input without events (I5).
 from laneway.engine import decoding
 from laneway.engine.canaries import examine, is_withheld, judge_canary, may_examine
 from laneway.engine.draft import Draft
-from laneway.engine.effects import Deliver, make_restore_buffer
+from laneway.engine.effects import Deliver, RestoreBuffer
 from laneway.engine.ending import fail, finish
 from laneway.engine.faulting import absolve, fault_job, judge_rest
 from laneway.engine.inputs import BufferRestored, Completed, RowResult
@@ -117,7 +117,7 @@ def _account(draft: Draft, job: JobState, taken: Completed, *, withheld: bool) -
             data = {"applied": True}
             draft.emit("lane", unwanted, "rollback", generation=generation, data=data)
     draft.ask(
-        make_restore_buffer(model=job.model, buffer=job.buffer, job=job.number, ticket=taken.ticket)
+        RestoreBuffer(model=job.model, buffer=job.buffer, job=job.number, ticket=taken.ticket)
     )
 
 

@@ -15,8 +15,6 @@ cruise would have; and ``journal verify`` decides every step by ``decide``.
 Source: decision 13.
 """
 
-from typing import NamedTuple
-
 import attrs
 
 from laneway.engine.counting import JOBS_BETWEEN_READINGS
@@ -25,10 +23,9 @@ from laneway.engine.effects import (
     Deliver,
     Effect,
     KvOperation,
+    RestoreBuffer,
     SubmitJob,
     SubmitRow,
-    make_restore_buffer,
-    make_submit_job,
 )
 from laneway.engine.evolve import fold
 from laneway.engine.evolve_run import Run, find_run, skip
@@ -43,21 +40,12 @@ JOBS_MAX = 256
 """Jobs of a cruise, so that landing is short and every so many jobs are decided the long way."""
 
 
-class Member(NamedTuple):
-    """One row of every job of a run.
+Member = tuple[int, int, int, int, Sampling, tuple[int, ...], list[int] | None, int | None]
+"""One row of every job of a run: lane, owner, start, generated, sampling, prompt, output, logprobs.
 
-    ``start`` and ``generated`` are the length of its lane and the tokens of its request before the
-    first job's token; ``output`` grows with them where the sampler looks at it.
-    """
-
-    lane: int
-    owner: int
-    start: int
-    generated: int
-    sampling: Sampling
-    prompt: tuple[int, ...]
-    output: list[int] | None
-    logprobs: int | None
+``start`` and ``generated`` are the length of its lane and the tokens of its request before the
+first job's token; ``output`` grows with them where the sampler looks at it.
+"""
 
 
 @attrs.define
@@ -179,7 +167,7 @@ class Cruise:
         buffer, after = run.buffers[self.turn], run.buffers[1 - self.turn]
         done = job - run.job
         told: list[Effect] = [
-            make_restore_buffer(model=run.model, buffer=buffer, job=job, ticket=taken.ticket)
+            RestoreBuffer(model=run.model, buffer=buffer, job=job, ticket=taken.ticket)
         ]
         due: list[KvOperation] = []
         reserve: list[KvOperation] = []
@@ -207,7 +195,7 @@ class Cruise:
         rows: tuple[SubmitRow, ...],
     ) -> SubmitJob:
         run, limits, stretch = self.run, self.state.limits, self.patience
-        return make_submit_job(
+        return SubmitJob(
             job=job,
             model=run.model,
             epoch=run.epoch,
@@ -309,16 +297,9 @@ def _members(state: State, job: JobState) -> tuple[Member, ...]:
     for row in job.rows:
         request = state.requests[row.owner]
         sampling = request.sampling
-        members.append(
-            Member(
-                lane=row.lane,
-                owner=row.owner,
-                start=row.from_tokens,
-                generated=len(request.tokens),
-                sampling=sampling,
-                prompt=request.prompt if sampling.counts_prompt else (),
-                output=list(request.tokens) if sampling.counts_output else None,
-                logprobs=request.logprobs,
-            )
-        )
+        prompt = request.prompt if sampling.counts_prompt else ()
+        output = list(request.tokens) if sampling.counts_output else None
+        before = (row.from_tokens, len(request.tokens))
+        own = (sampling, prompt, output, request.logprobs)
+        members.append((row.lane, row.owner, *before, *own))
     return tuple(members)

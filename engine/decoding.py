@@ -12,7 +12,7 @@ Source: decision 13.
 from typing import NamedTuple
 
 from laneway.engine.draft import Draft
-from laneway.engine.effects import Deliver, KvOperation, make_restore_buffer
+from laneway.engine.effects import Deliver, KvOperation, RestoreBuffer
 from laneway.engine.evolve_decodes import (
     ACQUIRED,
     COMMITTED,
@@ -92,7 +92,7 @@ def complete_decode(draft: Draft, job: JobState, rows: Rows, taken: Completed) -
     )
     complete_decodes(state, job, *rows, [result.token for result in taken.rows])
     draft.ask(
-        make_restore_buffer(model=job.model, buffer=job.buffer, job=job.number, ticket=taken.ticket)
+        RestoreBuffer(model=job.model, buffer=job.buffer, job=job.number, ticket=taken.ticket)
     )
     draft.effects += [
         Deliver(request.number, len(request.tokens) - 1, result.token, result.logprobs)

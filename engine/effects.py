@@ -11,7 +11,6 @@ import msgspec
 
 from laneway.engine.inputs import Trial
 from laneway.engine.sampling import Sampling
-from laneway.statemachines.values import quick
 
 
 class KvOperation(msgspec.Struct, frozen=True, gc=False):
@@ -51,8 +50,7 @@ class SubmitRow(msgspec.Struct, frozen=True, gc=False):
     logprobs: int | None = None
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
-class SubmitJob:
+class SubmitJob(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Apply ``operations`` once, fill the buffer, submit.
 
     Answer: SubmitAccepted, SubmitRefused, SubmitDoubtful, KvApplyFailed.
@@ -85,10 +83,6 @@ class SubmitJob:
         return tuple(at.get(place) for place in range(max(at) + 1))
 
 
-make_submit_job = quick(SubmitJob)
-"""Make a submit, as ``SubmitJob`` does."""
-
-
 @attrs.frozen(kw_only=True)
 class ApplyKv:
     """Apply operations on lanes that have no next job. Answer: KvApplied or KvApplyFailed."""
@@ -110,8 +104,7 @@ class CancelJob:
     ticket: int
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
-class RestoreBuffer:
+class RestoreBuffer(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Retire the ticket, restore and wipe the buffer (E4).
 
     Answer: BufferRestored or RestoreFailed.
@@ -121,10 +114,6 @@ class RestoreBuffer:
     buffer: int
     job: int
     ticket: int
-
-
-make_restore_buffer = quick(RestoreBuffer)
-"""Make an effect, as ``RestoreBuffer`` does."""
 
 
 @attrs.frozen(kw_only=True)

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterable
 
-import attrs
+import msgspec
 
 from laneway.engine.capability import batch_max, chunked_prefill, inflight_max, lane_rule
 from laneway.engine.effects import SubmitRow
 from laneway.engine.errors import InternalError
 from laneway.engine.inputs import ArtifactValidated, SubmodelFacts
 from laneway.engine.state import ModelState, State
-from laneway.statemachines.values import quick
 
 USABLE = ("serving", "degraded", "draining")
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One job to be: task, buffer, rows in the order of their lanes.
 
     Owners of rows are requests, or runs of trials. ``bind``: lanes are given to them by this job.
@@ -31,10 +29,6 @@ class Plan:
     bind: bool = False
     trial: int | None = None
     pair: bool = False
-
-
-make_plan = quick(Plan)
-"""Make a plan, as ``Plan`` does."""
 
 
 def inflight_ceiling(state: State) -> int:

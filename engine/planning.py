@@ -16,7 +16,6 @@ from laneway.engine.effects import (
     KvOperation,
     SubmitJob,
     SubmitRow,
-    make_submit_job,
 )
 from laneway.engine.plan import Plan, inflight_ceiling, places_of, validate
 from laneway.engine.state import State, kv_operation
@@ -114,7 +113,7 @@ def _submit_effect(
     model = state.models[chosen.model]
     assert model.facts is not None
     submodel = model.facts.by_name[state.buffers[chosen.buffer].submodel]
-    return make_submit_job(
+    return SubmitJob(
         job=number,
         model=chosen.model,
         epoch=state.device.epoch,

@@ -32,7 +32,7 @@ from operator import attrgetter
 from laneway.engine.effects import SubmitRow
 from laneway.engine.inputs import SubmodelFacts
 from laneway.engine.limits import Limits
-from laneway.engine.plan import Plan, block_of, make_plan, may_split, takes_rows
+from laneway.engine.plan import Plan, block_of, may_split, takes_rows
 from laneway.engine.state import (
     ModelState,
     RequestState,
@@ -378,9 +378,7 @@ def _plan(
 ) -> Plan:
     ordered = tuple(sorted(rows, key=attrgetter("lane")))
     number = model.number
-    return make_plan(
-        task=task, origin="request", model=number, buffer=buffer, rows=ordered, bind=bind
-    )
+    return Plan(task=task, origin="request", model=number, buffer=buffer, rows=ordered, bind=bind)
 
 
 def bounds(state: State, model: ModelState) -> dict[str, int]:

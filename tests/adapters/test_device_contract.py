@@ -472,7 +472,7 @@ def test_a_stale_job_is_refused_before_anything_is_applied(
 def test_a_kv_list_fails_as_a_whole_and_nothing_is_submitted(driven: DrivenDevice) -> None:
     rows = (row((1, 2)), row((3,), lane=1))
     good = driven.job("prefill", rows, batch=4)
-    wrong = attrs.evolve(
+    wrong = replace(
         good,
         operations=(
             good.operations[0],

@@ -177,7 +177,7 @@ def lane_given_twice(patch: pytest.MonkeyPatch) -> None:
         if chosen is None:
             return None
         rows = tuple(msgspec.structs.replace(row, lane=model.lane_first) for row in chosen.rows)
-        return attrs.evolve(chosen, rows=rows)
+        return msgspec.structs.replace(chosen, rows=rows)
 
     patch.setattr(queueing, "_short", short)
     patch.setattr(planning, "validate", lambda known, chosen: None)
