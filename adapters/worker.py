@@ -2,17 +2,21 @@
 
 An exception never dies with the thread: the work's own guard turns it into an input. What is left
 here is a queue, an end, and the name under which the thread shows up.
+
+The order is that in which they were put, but for one: a submit goes before the restore of a buffer
+that stands right in front of it. The two are of different buffers, since one that is not restored
+is in no plan, and the device is not to wait for a wipe.
 """
 
 import queue
 import threading
 from collections.abc import Callable
 
-from laneway.engine.effects import DeviceEffect
+from laneway.engine.effects import DeviceEffect, RestoreBuffer, SubmitJob
 
 
 class Worker:
-    """Runs ``work`` on each effect, in order, on one daemon thread.
+    """Runs ``work`` on each effect, one after the other, on one daemon thread.
 
     Why a daemon: a call into a wedged device may never return, and must not keep the process (D13).
     """
@@ -43,5 +47,15 @@ class Worker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (effect := self._queue.get()) is not None:
+        effect = self._queue.get()
+        while effect is not None:
+            after = None
+            if type(effect) is RestoreBuffer and not self._queue.empty():
+                after = self._queue.get()
+                if after is None:
+                    self._work(effect)
+                    return
+                if type(after) is SubmitJob:
+                    effect, after = after, effect
             self._work(effect)
+            effect = after if after is not None else self._queue.get()
