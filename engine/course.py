@@ -2,9 +2,9 @@
 
 Theory of operation. ``decide`` is asked for everything but a run of like decode jobs. A run may
 cruise (cruise.py) once ``decide`` has decided one of its jobs exactly as the cruise would have; so
-a condition that a cruise did not know of costs speed, never a decision. ``state`` lands first, so
-nobody ever sees a state that is not that of the last step; what the loop asks again and again is
-answered without landing.
+a condition that a cruise does not know of is found at its first job, and after so many jobs again.
+``state`` lands first, so nobody ever sees a state that is not that of the last step; what the loop
+asks again and again is answered without landing.
 
 Whoever holds the engine's lock may call; deciding and the questions of the loop are the engine
 thread's alone.

@@ -20,6 +20,7 @@ class Inbox:
         self._bound = bound
         self._queue: deque[Input] = deque()
         self._arrived = threading.Condition(threading.Lock())
+        self._sleeping = 0
         self._overflowed = 0
         self._closed: BaseException | None = None
 
@@ -31,7 +32,8 @@ class Inbox:
         with self._arrived:
             if self._closed is None:
                 self._queue.append(taken)
-                self._arrived.notify()
+                if self._sleeping:
+                    self._arrived.notify()
 
     def ask(self, make: Callable[[], Input], *, urgent: bool = False) -> None:
         """Add an input of a caller; an urgent one (it ends something) always fits.
@@ -70,9 +72,13 @@ class Inbox:
     def wait(self, timeout_s: float | None) -> None:
         """Block until an input is there, the inbox is closed, or the time is over."""
         with self._arrived:
-            self._arrived.wait_for(
-                lambda: bool(self._queue) or self._closed is not None, timeout=timeout_s
-            )
+            self._sleeping += 1
+            try:
+                self._arrived.wait_for(
+                    lambda: bool(self._queue) or self._closed is not None, timeout=timeout_s
+                )
+            finally:
+                self._sleeping -= 1
 
     def wake(self) -> None:
         """Let a waiting engine thread look again."""
