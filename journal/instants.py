@@ -26,11 +26,13 @@ Told = int | tuple[int] | None
 
 
 def _to_wire(times: JobTimes) -> Sequence[Any]:
-    values = _values_of(times)
-    a, b, c, d, e, f, g, h, i, duration_ns = values
+    a, b, c = times.submit_ns, times.accept_ns, times.h2d_begin_ns
+    d, e, f = times.h2d_end_ns, times.exec_begin_ns, times.exec_end_ns
+    g, h, i = times.d2h_begin_ns, times.d2h_end_ns, times.visible_ns
     if 0 < a <= b <= c <= d <= e <= f <= g <= h <= i:  # as a sound device tells them
-        return (a, b - a, c - b, d - c, e - d, f - e, g - f, h - g, i - h, duration_ns)
-    *instants, duration_ns = values
+        last = times.postprocess_ns
+        return (a, b - a, c - b, d - c, e - d, f - e, g - f, h - g, i - h, last)
+    *instants, duration_ns = _values_of(times)
     written: list[Any] = []
     before = 0
     for instant in instants:

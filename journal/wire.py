@@ -157,33 +157,27 @@ def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> S
 
 
 def _columns_to_wire(columns: list[_Column]) -> Convert:
-    plain = _plain_column(columns)
+    """Return what writes values by columns.
 
-    def to_wire(values: tuple[Any, ...]) -> list[Any]:
-        only = plain(values)
-        if len(only) == len(values):
-            return [only]  # by far the most, so it is seen at once
-        written = [column.to_wire(values) for column in columns]
-        while written[-1] is None:
-            written.pop()
-        return written
-
-    return to_wire
-
-
-def _plain_column(columns: list[_Column]) -> Convert:
-    """Return what gives the first field of those values that hold every default in the others.
-
-    Why by identity: it is the quickest look there is, and a value it overlooks is only written the
+    By far the most values hold every default but for the first field, so that is seen at once. Why
+    by identity: it is the quickest look there is, and a value it overlooks is only written the
     longer way, to the same text.
     """
+
+    def written(values: tuple[Any, ...]) -> list[Any]:
+        told = [column.to_wire(values) for column in columns]
+        while told[-1] is None:
+            told.pop()
+        return told
+
     first, *others = columns
     same = " and ".join(f"value.{column.name} is default_{column.name}" for column in others)
     defaults = {f"default_{column.name}": column.default for column in others}
     converted = first.shape.to_wire is not None
     item = f"{'convert_0' if converted else ''}(value.{first.name})"
-    body = f"[{item} for value in values if {same}]"
-    return _compile("values", body, [first.shape.to_wire], **defaults)
+    plain = f"(only := [{item} for value in values if {same}])"
+    body = f"[only] if len({plain}) == len(values) else written(values)"
+    return _compile("values", body, [first.shape.to_wire], written=written, **defaults)
 
 
 def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
