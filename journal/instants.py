@@ -48,7 +48,19 @@ def _to_wire(times: JobTimes) -> Sequence[Any]:
 def _from_wire(written: tuple[Any, ...]) -> JobTimes:
     *instants, duration_ns = written
     if _INTEGERS.issuperset(map(type, instants)):
-        return _make(**dict(zip(_NAMES, (*accumulate(instants), duration_ns), strict=True)))
+        a, b, c, d, e, f, g, h, i = accumulate(instants)
+        return _make(
+            submit_ns=a,
+            accept_ns=b,
+            h2d_begin_ns=c,
+            h2d_end_ns=d,
+            exec_begin_ns=e,
+            exec_end_ns=f,
+            d2h_begin_ns=g,
+            d2h_end_ns=h,
+            visible_ns=i,
+            postprocess_ns=duration_ns,
+        )
     values: list[int] = []
     before = 0
     for told in instants:

@@ -133,8 +133,10 @@ class _Column:
         return column if convert is None else tuple(map(convert, column))
 
 
-def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> Shape:
-    """Return the shape of a tuple of an attrs class by columns.
+def columns_shape(
+    cls: type, *, special: Mapping[Any, Shape] | None = None, make: Callable[..., Any]
+) -> Shape:
+    """Return the shape of a tuple of an attrs class by columns; ``make`` makes one as the class.
 
     The first field has no default: its column tells how many values there are. ``special`` as in
     ``shape_of``; a conversion must keep the default as it is.
@@ -153,7 +155,7 @@ def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> S
     checked = msgspec.defstruct(
         f"{cls.__name__}Columns", fields, array_like=True, forbid_unknown_fields=True
     )
-    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(cls, columns))
+    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(make, columns))
 
 
 def _columns_to_wire(columns: list[_Column]) -> Convert:
@@ -180,11 +182,10 @@ def _columns_to_wire(columns: list[_Column]) -> Convert:
     return _compile("values", body, [first.shape.to_wire], written=written, **defaults)
 
 
-def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
+def _columns_from_wire(make: Callable[..., Any], columns: list[_Column]) -> Convert:
     first, *others = columns
-    body = f"tuple([cls({first.name}=value) for value in values])"
-    make = _maker(cls)
-    plainly = _compile("values", body, [], cls=make)
+    body = f"tuple([make({first.name}=value) for value in values])"
+    plainly = _compile("values", body, [], make=make)
 
     def from_wire(told: Any) -> tuple[Any, ...]:
         key = first.from_wire(getattr(told, first.name))
