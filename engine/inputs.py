@@ -18,7 +18,7 @@ import attrs
 from laneway.engine.evidence import Capability, Grant
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import opened
 
 NO_TOKEN = -1
 
@@ -387,8 +387,28 @@ class RowResult:
     logprobs: tuple[tuple[int, float], ...] = ()
 
 
-make_row_result = quick(RowResult)
-"""Make a result, as ``RowResult`` does."""
+_OpenedRow = opened(RowResult)
+
+
+def make_row_result(
+    *,
+    token: int,
+    stop_hit: bool = False,
+    fault: str = "",
+    verdict: str = "",
+    kv_digest: int | None = None,
+    logprobs: tuple[tuple[int, float], ...] = (),
+) -> RowResult:
+    """Make a result, as ``RowResult`` does."""
+    made = _OpenedRow()
+    made.token = token
+    made.stop_hit = stop_hit
+    made.fault = fault
+    made.verdict = verdict
+    made.kv_digest = kv_digest
+    made.logprobs = logprobs
+    made.__class__ = RowResult
+    return made  # type: ignore[no-any-return]
 
 
 @attrs.frozen(kw_only=True)

@@ -9,7 +9,7 @@ from laneway.engine.clock import Clock
 from laneway.engine.effects import DeviceEffect
 from laneway.engine.inputs import DeviceFacts, Input
 from laneway.statemachines import Event
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import opened
 
 
 @attrs.frozen(kw_only=True, weakref_slot=False)
@@ -25,8 +25,18 @@ class Step:
     events: tuple[Event, ...]
 
 
-make_step = quick(Step)
-"""Make a step, as ``Step`` does."""
+_Opened = opened(Step)
+
+
+def make_step(*, step: int, at_ns: int, taken: Input, events: tuple[Event, ...]) -> Step:
+    """Make a step, as ``Step`` does."""
+    made = _Opened()
+    made.step = step
+    made.at_ns = at_ns
+    made.taken = taken
+    made.events = events
+    made.__class__ = Step
+    return made  # type: ignore[no-any-return]
 
 
 class TextPort(Protocol):

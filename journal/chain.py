@@ -27,12 +27,13 @@ STORAGE_CLASSES = b"integer integer text text text blob"
 """What ``typeof`` says of a row's six columns, in order."""
 
 _LABEL = b"laneway journal"
-_UP_TO_KIND = struct.Struct(">cQqcQqcQ")
+_NUMBERS = struct.Struct(">9sq9sq")
+_NUMBER = struct.pack(">cQ", b"I", 8)
 _sha256 = hashlib.sha256
 _HEAD = struct.Struct(">cQ")
+_INTEGER = struct.Struct(">cQq")
 _TEXTS_KNOWN = 2048
 _TEXTS = tuple(_HEAD.pack(b"T", length) for length in range(_TEXTS_KNOWN))
-_INTEGER = struct.Struct(">cQq")
 _COLUMNS = ("step", "at_ns", "input_kind", "input", "events", "chain")
 
 
@@ -88,14 +89,13 @@ def row_chain(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> bytes:
     """Return the chain of a row."""
-    up_to_kind = _UP_TO_KIND.pack(b"I", 8, step, b"I", 8, at_ns, b"T", len(kind))
-    parts = (previous, up_to_kind, kind, _text(len(taken)), taken, _text(len(events)), events)
+    numbers = _NUMBERS.pack(_NUMBER, step, _NUMBER, at_ns)
+    try:
+        own, of_taken, of_events = _TEXTS[len(kind)], _TEXTS[len(taken)], _TEXTS[len(events)]
+    except IndexError:  # one is long, as an input with a prompt is
+        own, of_taken, of_events = (_HEAD.pack(b"T", len(text)) for text in (kind, taken, events))
+    parts = (previous, numbers, own, kind, of_taken, taken, of_events, events)
     return _sha256(b"".join(parts)).digest()
-
-
-def _text(length: int) -> bytes:
-    """Return what is written before a text."""
-    return _TEXTS[length] if length < _TEXTS_KNOWN else _HEAD.pack(b"T", length)
 
 
 def are_typed(columns: Columns) -> bool:
@@ -118,7 +118,7 @@ def follow_all(head: Head, columns: Columns) -> Head | None:
         or instants[0] < head.at_ns
     ):
         return None
-    if max(map(len, taken)) >= _TEXTS_KNOWN or max(map(len, events)) >= _TEXTS_KNOWN:
+    if max(map(len, (*kinds, *taken, *events))) >= _TEXTS_KNOWN:
         before = (head.chain, *chains[:-1])
         found = list(map(row_chain, before, steps, instants, kinds, taken, events))
     else:
@@ -129,12 +129,11 @@ def follow_all(head: Head, columns: Columns) -> Head | None:
 def _chains(previous: bytes, columns: Columns) -> list[bytes]:
     """Return what ``row_chain`` does for each row of texts of known lengths, as in one call."""
     steps, instants, kinds, taken, events, chains, _ = columns
-    own = (repeat(b"I"), repeat(8))
-    up_to_kinds = map(_UP_TO_KIND.pack, *own, steps, *own, instants, repeat(b"T"), map(len, kinds))
-    told = _TEXTS.__getitem__
-    of_taken, of_events = map(told, map(len, taken)), map(told, map(len, events))
+    one, told = repeat(_NUMBER), _TEXTS.__getitem__
+    numbers = map(_NUMBERS.pack, one, steps, one, instants)
+    of_kinds, of_taken, of_events = (map(told, map(len, texts)) for texts in (kinds, taken, events))
     before = (previous, *chains[:-1])
-    parts = zip(before, up_to_kinds, kinds, of_taken, taken, of_events, events, strict=True)
+    parts = zip(before, numbers, of_kinds, kinds, of_taken, taken, of_events, events, strict=True)
     return [found.digest() for found in map(_sha256, map(b"".join, parts))]
 
 

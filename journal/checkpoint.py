@@ -44,9 +44,9 @@ class Checkpointer:
 
     def notice(self, rows: list[Row]) -> None:
         """Take note that the log grew by one commit (the gate is held)."""
-        grown_bytes = self._grown_bytes + PAGE_BYTES
-        for _, _, _, taken, events, _ in rows:
-            grown_bytes += PAGE_BYTES + len(taken) + len(events)
+        grown_bytes = self._grown_bytes + PAGE_BYTES + PAGE_BYTES * len(rows)
+        for row in rows:
+            grown_bytes += len(row[3]) + len(row[4])
         self._grown_bytes = grown_bytes
         if grown_bytes >= GROWTH_BYTES:
             self._wake.set()

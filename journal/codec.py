@@ -23,7 +23,7 @@ many NO_TOKEN ids and empty strings; that is enough to fold, not to decide again
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +36,7 @@ from laneway.engine.errors import ConfigurationError, JournalFormatError, Journa
 from laneway.engine.inputs import NO_TOKEN, Input
 from laneway.engine.sampling import Sampling
 from laneway.journal.edges import DECLARED, Edges
-from laneway.journal.events import CodedEvents, WordyEvents, encode_json
+from laneway.journal.events import UNFIT, CodedEvents, WordyEvents, encode_json
 from laneway.journal.instants import TIMES, is_written_so
 from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
@@ -147,6 +147,11 @@ class Codec:
         self._writers = {cls: _Writer(self._kinds[name]) for name, (_, cls) in KINDS.items()}
         self._completed = self._kinds["Completed"].decoder.decode
         self._events = WordyEvents() if edges is None else CodedEvents(edges)
+        self.encode_events: Callable[[Sequence[Event]], bytes] = self._events.encode
+        """Return the JSON of a step's events.
+
+        Raises: JournalWriteError for an event without entities or with data that is not JSON.
+        """
 
     def encode_input(self, taken: Input) -> tuple[str, bytes]:
         """Return (name, JSON) of an input.
@@ -160,7 +165,7 @@ class Codec:
             text = encode_json(writer.to_wire(taken))
             if text.translate(None, DIGITS) not in writer.proven:
                 writer.prove(text)
-        except _UNFIT as error:
+        except UNFIT as error:
             raise JournalWriteError(f"input {writer.name} cannot be stored: {error}") from error
         return writer.name, text
 
@@ -171,7 +176,7 @@ class Codec:
             raise JournalFormatError(f"unknown input kind {name!r}: made by a newer laneway?")
         try:
             taken: Input = kind.shape.from_wire(kind.decoder.decode(text))
-        except _UNFIT as error:
+        except UNFIT as error:
             raise JournalFormatError(_explain_input(kind, text, error)) from error
         return taken
 
@@ -184,7 +189,7 @@ class Codec:
         """
         try:
             wire = self._completed(text)
-        except _UNFIT:
+        except UNFIT:
             return None
         *head, rows, times = wire
         tokens: tuple[int, ...] = rows.token
@@ -194,26 +199,12 @@ class Codec:
             return None
         return head[1], tokens
 
-    def encode_events(self, events: Sequence[Event]) -> bytes:
-        """Return the JSON of a step's events.
-
-        Raises: JournalWriteError for an event without entities or with data that is not JSON.
-        """
-        try:
-            return self._events.encode(events)
-        except _UNFIT as error:
-            raise JournalWriteError(f"events cannot be stored: {error}") from error
-
     def decode_events(self, text: bytes) -> tuple[Event, ...]:
         """Return a step's events. Raises: JournalFormatError."""
         try:
             return self._events.decode(text)
-        except _UNFIT as error:
+        except UNFIT as error:
             raise JournalFormatError(f"events: {error}") from error
-
-
-_UNFIT = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
-"""What a value or a text that does not fit makes `msgspec` and the value classes raise."""
 
 
 @cache
@@ -221,7 +212,9 @@ def _compile_table(tokens: str) -> Mapping[str, _Kind]:
     """Compile the table of one mode: a constant that takes milliseconds to make."""
     special = dict(_DIGEST_FIELDS) if tokens == "digest" else {}
     special[inputs.Completed, "times"] = TIMES
-    special[inputs.Completed, "rows"] = columns_shape(inputs.RowResult, special=special)
+    special[inputs.Completed, "rows"] = columns_shape(
+        inputs.RowResult, special=special, make=inputs.make_row_result
+    )
     return MappingProxyType(
         {name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()}
     )

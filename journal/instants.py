@@ -26,11 +26,13 @@ Told = int | tuple[int] | None
 
 
 def _to_wire(times: JobTimes) -> Sequence[Any]:
-    values = _values_of(times)
-    a, b, c, d, e, f, g, h, i, duration_ns = values
+    a, b, c = times.submit_ns, times.accept_ns, times.h2d_begin_ns
+    d, e, f = times.h2d_end_ns, times.exec_begin_ns, times.exec_end_ns
+    g, h, i = times.d2h_begin_ns, times.d2h_end_ns, times.visible_ns
     if 0 < a <= b <= c <= d <= e <= f <= g <= h <= i:  # as a sound device tells them
-        return (a, b - a, c - b, d - c, e - d, f - e, g - f, h - g, i - h, duration_ns)
-    *instants, duration_ns = values
+        last = times.postprocess_ns
+        return (a, b - a, c - b, d - c, e - d, f - e, g - f, h - g, i - h, last)
+    *instants, duration_ns = _values_of(times)
     written: list[Any] = []
     before = 0
     for instant in instants:
@@ -46,7 +48,19 @@ def _to_wire(times: JobTimes) -> Sequence[Any]:
 def _from_wire(written: tuple[Any, ...]) -> JobTimes:
     *instants, duration_ns = written
     if _INTEGERS.issuperset(map(type, instants)):
-        return _make(**dict(zip(_NAMES, (*accumulate(instants), duration_ns), strict=True)))
+        a, b, c, d, e, f, g, h, i = accumulate(instants)
+        return _make(
+            submit_ns=a,
+            accept_ns=b,
+            h2d_begin_ns=c,
+            h2d_end_ns=d,
+            exec_begin_ns=e,
+            exec_end_ns=f,
+            d2h_begin_ns=g,
+            d2h_end_ns=h,
+            visible_ns=i,
+            postprocess_ns=duration_ns,
+        )
     values: list[int] = []
     before = 0
     for told in instants:

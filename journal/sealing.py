@@ -20,24 +20,26 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
     stored form, or an EngineStarted that says another token mode than the journal has.
     """
     rows: list[Row] = []
-    number, at_ns, chain = head.step, head.at_ns, head.chain
+    encode_input, encode_events = codec.encode_input, codec.encode_events
+    number, at_ns, chain = head
     for step in steps:
-        if step.step != number + 1:
-            raise JournalWriteError(f"step {step.step} does not follow step {number}")
-        if not at_ns <= step.at_ns <= _INTEGER_MAX:
+        before, at_ns = at_ns, step.at_ns
+        number += 1
+        if step.step != number:
+            raise JournalWriteError(f"step {step.step} does not follow step {number - 1}")
+        if not before <= at_ns <= _INTEGER_MAX:
             raise JournalWriteError(
-                f"step {step.step}: time goes from {at_ns} to {step.at_ns} ns; it must not fall"
+                f"step {number}: time goes from {before} to {at_ns} ns; it must not fall"
             )
-        number, at_ns = step.step, step.at_ns
         taken = step.taken
-        if isinstance(taken, EngineStarted) and taken.journal_tokens != codec.tokens:
+        if type(taken) is EngineStarted and taken.journal_tokens != codec.tokens:
             raise JournalWriteError(
                 f"step {number}: EngineStarted says journal_tokens={taken.journal_tokens!r}, the"
                 f" journal has {codec.tokens!r}"
             )
         try:
-            kind, text = codec.encode_input(taken)
-            events = codec.encode_events(step.events)
+            kind, text = encode_input(taken)
+            events = encode_events(step.events)
         except JournalWriteError as error:
             raise JournalWriteError(f"step {number}: {error}") from error
         chain = row_chain(chain, number, at_ns, kind.encode(), text, events)

@@ -133,8 +133,10 @@ class _Column:
         return column if convert is None else tuple(map(convert, column))
 
 
-def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> Shape:
-    """Return the shape of a tuple of an attrs class by columns.
+def columns_shape(
+    cls: type, *, special: Mapping[Any, Shape] | None = None, make: Callable[..., Any]
+) -> Shape:
+    """Return the shape of a tuple of an attrs class by columns; ``make`` makes one as the class.
 
     The first field has no default: its column tells how many values there are. ``special`` as in
     ``shape_of``; a conversion must keep the default as it is.
@@ -153,44 +155,37 @@ def columns_shape(cls: type, *, special: Mapping[Any, Shape] | None = None) -> S
     checked = msgspec.defstruct(
         f"{cls.__name__}Columns", fields, array_like=True, forbid_unknown_fields=True
     )
-    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(cls, columns))
+    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(make, columns))
 
 
 def _columns_to_wire(columns: list[_Column]) -> Convert:
-    plain = _plain_column(columns)
+    """Return what writes values by columns.
 
-    def to_wire(values: tuple[Any, ...]) -> list[Any]:
-        only = plain(values)
-        if len(only) == len(values):
-            return [only]  # by far the most, so it is seen at once
-        written = [column.to_wire(values) for column in columns]
-        while written[-1] is None:
-            written.pop()
-        return written
-
-    return to_wire
-
-
-def _plain_column(columns: list[_Column]) -> Convert:
-    """Return what gives the first field of those values that hold every default in the others.
-
-    Why by identity: it is the quickest look there is, and a value it overlooks is only written the
+    By far the most values hold every default but for the first field, so that is seen at once. Why
+    by identity: it is the quickest look there is, and a value it overlooks is only written the
     longer way, to the same text.
     """
+
+    def written(values: tuple[Any, ...]) -> list[Any]:
+        told = [column.to_wire(values) for column in columns]
+        while told[-1] is None:
+            told.pop()
+        return told
+
     first, *others = columns
     same = " and ".join(f"value.{column.name} is default_{column.name}" for column in others)
     defaults = {f"default_{column.name}": column.default for column in others}
     converted = first.shape.to_wire is not None
     item = f"{'convert_0' if converted else ''}(value.{first.name})"
-    body = f"[{item} for value in values if {same}]"
-    return _compile("values", body, [first.shape.to_wire], **defaults)
+    plain = f"(only := [{item} for value in values if {same}])"
+    body = f"[only] if len({plain}) == len(values) else written(values)"
+    return _compile("values", body, [first.shape.to_wire], written=written, **defaults)
 
 
-def _columns_from_wire(cls: type, columns: list[_Column]) -> Convert:
+def _columns_from_wire(make: Callable[..., Any], columns: list[_Column]) -> Convert:
     first, *others = columns
-    body = f"tuple([cls({first.name}=value) for value in values])"
-    make = _maker(cls)
-    plainly = _compile("values", body, [], cls=make)
+    body = f"tuple([make({first.name}=value) for value in values])"
+    plainly = _compile("values", body, [], make=make)
 
     def from_wire(told: Any) -> tuple[Any, ...]:
         key = first.from_wire(getattr(told, first.name))

@@ -4,7 +4,6 @@ import os
 import sqlite3
 import threading
 from collections.abc import Sequence
-from operator import attrgetter
 from pathlib import Path
 
 import sqlalchemy
@@ -27,7 +26,6 @@ from laneway.journal.meta import Meta, new_meta
 from laneway.journal.owner import OwnerLock
 from laneway.journal.sealing import Row, seal
 
-_TRIGGER = attrgetter("trigger")
 DISK_TRIGGERS = frozenset({"quarantine", "reset", "lose"})
 """Steps with such an event wait for the disk (decision 4)."""
 
@@ -206,6 +204,7 @@ def _create_schema(engine: sqlalchemy.Engine, meta: Meta) -> None:
 
 def _must_reach_disk(steps: Sequence[Step]) -> bool:
     for step in steps:
-        if not DISK_TRIGGERS.isdisjoint(map(_TRIGGER, step.events)):
-            return True
+        for event in step.events:
+            if event.trigger in DISK_TRIGGERS:
+                return True
     return False

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import opened
 
 NO_DATA: Mapping[str, Any] = MappingProxyType({})
 
@@ -35,8 +35,31 @@ class Event:
     data: Mapping[str, Any] = attrs.field(default=NO_DATA, hash=False)
 
 
-make_event = quick(Event)
-"""Make an event, as ``Event`` does."""
+_Opened = opened(Event)
+
+
+def make_event(
+    machine: str,
+    entities: tuple[int, ...],
+    trigger: str,
+    source: str,
+    dest: str,
+    epoch: int,
+    generation: int,
+    data: Mapping[str, Any] = NO_DATA,
+) -> Event:
+    """Make an event, as ``Event`` does."""
+    made = _Opened()
+    made.machine = machine
+    made.entities = entities
+    made.trigger = trigger
+    made.source = source
+    made.dest = dest
+    made.epoch = epoch
+    made.generation = generation
+    made.data = data
+    made.__class__ = Event
+    return made  # type: ignore[no-any-return]
 
 
 def entity_name(machine: str, number: int) -> str:

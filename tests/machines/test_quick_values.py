@@ -1,13 +1,17 @@
-"""Values that ``quick`` makes: the same as those of the class's own constructor."""
+"""Values that are made quickly: the same as those of the class's own constructor."""
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import attrs
 import pytest
 
+from laneway.engine.inputs import RowResult, TimePassed, make_row_result
+from laneway.engine.ports import Step, make_step
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA, make_event
-from laneway.statemachines.values import quick
+from laneway.statemachines.values import opened, quick
 
 
 @attrs.frozen(kw_only=True, weakref_slot=False)
@@ -65,3 +69,31 @@ def test_a_class_that_does_more_than_take_its_fields_is_refused() -> None:
     for refused in (Weak, Checked, Converted, Made, Busy):
         with pytest.raises(TypeError):
             quick(refused)
+        with pytest.raises(TypeError):
+            opened(refused)
+
+
+@pytest.mark.parametrize(
+    ("make", "cls", "given"),
+    [
+        (make_event, Event, ("lane", (1, 2), "commit", "reserved", "ready", 1, 2, {"by": 1})),
+        (make_row_result, RowResult, (5, True, "numeric", "equal", 77, ((5, -0.5),))),
+        (make_step, Step, (41, 1_000, TimePassed(), ())),
+    ],
+)
+def test_what_is_written_out_has_the_parameters_of_the_class(
+    make: Callable[..., Any], cls: type, given: tuple[Any, ...]
+) -> None:
+    """Each field is given a value of its own and comes out where the constructor puts it."""
+    told = inspect.signature(make).parameters
+    own = inspect.signature(cls).parameters
+    assert [(p.name, p.kind, p.default) for p in told.values()] == [
+        (p.name, p.kind, p.default) for p in own.values()
+    ]
+    named = dict(zip(own, given, strict=True))
+    made, expected = make(**named), cls(**named)
+    assert type(made) is cls and made == expected and repr(made) == repr(expected)
+    needed = {name: named[name] for name, p in own.items() if p.default is p.empty}
+    assert make(**needed) == cls(**needed)
+    with pytest.raises(attrs.exceptions.FrozenInstanceError):
+        setattr(made, next(iter(named)), None)
