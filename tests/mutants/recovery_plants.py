@@ -7,13 +7,13 @@ import pytest
 
 from laneway.engine import (
     admission,
+    course,
     evolve_jobs,
     evolve_ladder,
     evolve_requests,
     faulting,
     ladder,
     loading,
-    loop,
     recovering,
     resuming,
 )
@@ -173,7 +173,7 @@ def suspended_keeps_its_lane(patch: pytest.MonkeyPatch) -> None:
 
 
 def withdrawn_job_submitted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(loop, "is_wanted", lambda known, effect: True)
+    patch.setattr(course, "is_wanted", lambda known, effect: True)
 
 
 def drain_without_bound(patch: pytest.MonkeyPatch) -> None:
