@@ -13,7 +13,7 @@ import attrs
 
 from laneway.engine.effects import Effect
 from laneway.engine.errors import IllegalTransitionError
-from laneway.engine.evolve import TABLES, evolve
+from laneway.engine.evolve import EVOLVERS, TABLES, check_source
 from laneway.engine.inputs import Input
 from laneway.engine.state import DEVICE, State, state_of
 from laneway.statemachines import Event, entity_name
@@ -57,10 +57,12 @@ class Draft:
         dest = TABLES[machine].get((source, trigger))
         if dest is None:
             raise IllegalTransitionError(machine, source, trigger, entity_name(machine, numbers[0]))
+        if len(numbers) > 1:
+            check_source(state, machine, numbers, source, trigger)
         if epoch is None:
             epoch = state.device.epoch
         event = make_event(machine, numbers, trigger, source, dest, epoch, generation, data)
-        evolve(state, event, self.taken)
+        EVOLVERS[machine](state, event, self.taken)
         self.events.append(event)
 
     def emit_each(

@@ -50,30 +50,65 @@ def begin_step(state: State, taken: Input, at_ns: int) -> None:
         raise InternalError(f"step {state.step + 1}: time fell from {state.now_ns} to {at_ns} ns")
     state.step += 1
     state.now_ns = at_ns
-    if isinstance(taken, EngineStarted):
-        state.limits = taken.limits
-        state.closing = False
-        state.coming_back.clear()
-    elif isinstance(taken, CloseRequested):
-        state.closing = True
-        state.coming_back.clear()
-    elif isinstance(taken, JobStalled) and taken.job in state.jobs:
+    note = _NOTES.get(type(taken))
+    if note is not None:
+        note(state, taken)
+
+
+def _start(state: State, taken: EngineStarted) -> None:
+    state.limits = taken.limits
+    state.closing = False
+    state.coming_back.clear()
+
+
+def _close(state: State, taken: CloseRequested) -> None:
+    state.closing = True
+    state.coming_back.clear()
+
+
+def _stall(state: State, taken: JobStalled) -> None:
+    if taken.job in state.jobs:
         state.jobs[taken.job].suspected = True
-    elif isinstance(taken, UnloadRequested):
-        for model in state.models.values():
-            model.no_way_back = model.no_way_back or model.replaces == taken.model
-    elif isinstance(taken, HealthProbed):
-        state.device.health_ns = at_ns
-    elif isinstance(taken, ThrottleTold):
-        state.device.throttled = taken.chips
-    elif isinstance(taken, StatusDoubted) and taken.kind == "missed":
-        after_ns = at_ns - HOUR_NS
+
+
+def _forbid_way_back(state: State, taken: UnloadRequested) -> None:
+    for model in state.models.values():
+        model.no_way_back = model.no_way_back or model.replaces == taken.model
+
+
+def _probe(state: State, taken: HealthProbed) -> None:
+    state.device.health_ns = state.now_ns
+
+
+def _throttle(state: State, taken: ThrottleTold) -> None:
+    state.device.throttled = taken.chips
+
+
+def _doubt_status(state: State, taken: StatusDoubted) -> None:
+    if taken.kind == "missed":
+        after_ns = state.now_ns - HOUR_NS
         missed = tuple(one for one in state.device.missed_ns if one > after_ns)
-        state.device.missed_ns = (*missed, at_ns)[-state.limits.missed_completions_max - 1 :]
-    elif isinstance(taken, CountersRead):
-        device = state.device
-        differs = bool(difference(state, taken))
-        device.counter_differences = device.counter_differences + 1 if differs else 0
+        most = state.limits.missed_completions_max + 1
+        state.device.missed_ns = (*missed, state.now_ns)[-most:]
+
+
+def _read_counters(state: State, taken: CountersRead) -> None:
+    device = state.device
+    differs = bool(difference(state, taken))
+    device.counter_differences = device.counter_differences + 1 if differs else 0
+
+
+_NOTES: dict[type, Callable[[State, Any], None]] = {
+    EngineStarted: _start,
+    CloseRequested: _close,
+    JobStalled: _stall,
+    UnloadRequested: _forbid_way_back,
+    HealthProbed: _probe,
+    ThrottleTold: _throttle,
+    StatusDoubted: _doubt_status,
+    CountersRead: _read_counters,
+}
+"""By input what it declares of itself, whatever is decided."""
 
 
 def evolve(state: State, event: Event, taken: Input) -> None:
@@ -82,17 +117,23 @@ def evolve(state: State, event: Event, taken: Input) -> None:
     Raises: IllegalTransitionError when an entity is not where the event says, or the table has no
     such edge.
     """
-    machine, trigger = event.machine, event.trigger
-    source = event.source
-    known = _NONE if machine == "device" else entities_of(state, machine)
-    for number in event.entities:
-        found = known[number].state if number in known else state_of(state, machine, number)
-        if found != source:
-            raise IllegalTransitionError(machine, found, trigger, entity_name(machine, number))
+    machine, source, trigger = event.machine, event.source, event.trigger
+    check_source(state, machine, event.entities, source, trigger)
     if TABLES[machine].get((source, trigger)) != event.dest:
         name = entity_name(machine, event.entities[0])
         raise IllegalTransitionError(machine, source, trigger, name)
-    _EVOLVERS[machine](state, event, taken)
+    EVOLVERS[machine](state, event, taken)
+
+
+def check_source(
+    state: State, machine: str, entities: tuple[int, ...], source: str, trigger: str
+) -> None:
+    """Check that all entities are in ``source``. Raises: IllegalTransitionError."""
+    known = _NONE if machine == "device" else entities_of(state, machine)
+    for number in entities:
+        found = known[number].state if number in known else state_of(state, machine, number)
+        if found != source:
+            raise IllegalTransitionError(machine, found, trigger, entity_name(machine, number))
 
 
 def _evolve_device(state: State, event: Event, taken: Input) -> None:
@@ -130,7 +171,7 @@ TABLES: Mapping[str, Mapping[tuple[str, str], str]] = {
 }
 """By machine: where a trigger leads from a state."""
 
-_EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
+EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
     "request": evolve_request,
     "job": evolve_job,
     "buffer": evolve_buffer,
@@ -138,3 +179,4 @@ _EVOLVERS: dict[str, Callable[[State, Event, Input], None]] = {
     "model": evolve_model,
     "device": _evolve_device,
 }
+"""By machine what moves the state by an event that was checked."""

@@ -158,7 +158,8 @@ def _choose_alone(state: State, model: ModelState, request: RequestState) -> Pla
 
 def _choose_prefill(state: State, model: ModelState) -> Plan | None:
     """Return the next prefill: one refused before, else of the class whose turn it is."""
-    if not (state.prefill_again or state.chunking or state.waiting_requests):
+    may_begin = state.waiting_requests and model.empty_lanes
+    if not (state.prefill_again or state.chunking or may_begin):
         return None
     for request in _live(state, state.prefill_again, model, is_prefilling):
         return _prefill_alone(state, model, request, request.lane)

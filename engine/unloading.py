@@ -24,9 +24,9 @@ def drain(draft: Draft, number: int) -> None:
 
 def unload_if_idle(draft: Draft) -> None:
     """Release every draining model that has nothing left to do."""
-    for model in list(draft.state.models.values()):
+    for model in [one for one in draft.state.models.values() if one.state == "draining"]:
         decided = not model.canary.examining
-        if model.state == "draining" and decided and is_idle(draft.state, model):
+        if decided and is_idle(draft.state, model):
             data = {"release": True}
             draft.emit("model", model.number, "unload", generation=model.generation, data=data)
             draft.ask(ReleaseModel(model=model.number, generation=model.generation))

@@ -54,7 +54,7 @@ def tried_again_taken_for_vetted(patch: pytest.MonkeyPatch) -> None:
         if event.trigger == "revalidate":
             state.models[event.entities[0]].vetted = True
 
-    patch.setitem(evolve_module._EVOLVERS, "model", evolve)
+    patch.setitem(evolve_module.EVOLVERS, "model", evolve)
 
 
 def loads_back_without_end(patch: pytest.MonkeyPatch) -> None:
