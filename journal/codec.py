@@ -211,9 +211,7 @@ def _compile_table(tokens: str) -> Mapping[str, _Kind]:
     """Compile the table of one mode: a constant that takes milliseconds to make."""
     special = dict(_DIGEST_FIELDS) if tokens == "digest" else {}
     special[inputs.Completed, "times"] = TIMES
-    special[inputs.Completed, "rows"] = columns_shape(
-        inputs.RowResult, special=special, make=inputs.make_row_result
-    )
+    special[inputs.Completed, "rows"] = columns_shape(inputs.RowResult, special=special)
     return MappingProxyType(
         {name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()}
     )
