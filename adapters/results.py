@@ -16,7 +16,7 @@ from laneway.adapters.trials import EQUAL, judge_row
 from laneway.engine.bf16 import ROW_OK, ROW_PARAMETERS
 from laneway.engine.effects import SubmitJob, SubmitRow
 from laneway.engine.errors import InternalError
-from laneway.engine.inputs import NO_TOKEN, RowResult, make_row_result
+from laneway.engine.inputs import NO_TOKEN, RowResult
 from laneway.engine.logprobs import Logprobs, allocate_logprobs
 from laneway.engine.sampling_arrays import SamplingArrays
 
@@ -62,7 +62,7 @@ class Results:
                 if self._exact and verdict == EQUAL:
                     verdict = _hold_bits(effect.origin, model, row, logits[index])
             results.append(
-                make_row_result(
+                RowResult(
                     token=token if row.sampling is not None else NO_TOKEN,
                     stop_hit=_push_text(model, effect, row, token),
                     fault=fault,

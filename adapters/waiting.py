@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 
 import attrs
+import msgspec
 
 from laneway.adapters import npurt
 from laneway.adapters.arena import Graveyard
@@ -302,7 +303,9 @@ class Waiting:
         found = any(row.fault == "numeric" for row in rows)
         if record.h.flags & npurt.NUMERIC_FLAG and not found:
             # The device says that its numbers are abnormal and no row shows it: none is believed.
-            rows = tuple(attrs.evolve(row, token=NO_TOKEN, fault="numeric") for row in rows)
+            rows = tuple(
+                msgspec.structs.replace(row, token=NO_TOKEN, fault="numeric") for row in rows
+            )
         took_ns = max(0, self._clock.now_ns() - begun_ns)
         self._post(
             Completed(

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import attrs
+import msgspec
 
 from laneway.engine.evidence import Capability, Grant
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
-from laneway.statemachines.values import opened
 
 NO_TOKEN = -1
 
@@ -368,8 +368,7 @@ class JobTimes:
     """Duration of turning logits into tokens on the host."""
 
 
-@attrs.frozen(kw_only=True, weakref_slot=False)
-class RowResult:
+class RowResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """What one row of a done job gave.
 
     ``token`` is NO_TOKEN where nothing is sampled (forced rows) or ``fault`` is set. ``fault`` is
@@ -385,30 +384,6 @@ class RowResult:
     verdict: str = ""
     kv_digest: int | None = None
     logprobs: tuple[tuple[int, float], ...] = ()
-
-
-_OpenedRow = opened(RowResult)
-
-
-def make_row_result(
-    *,
-    token: int,
-    stop_hit: bool = False,
-    fault: str = "",
-    verdict: str = "",
-    kv_digest: int | None = None,
-    logprobs: tuple[tuple[int, float], ...] = (),
-) -> RowResult:
-    """Make a result, as ``RowResult`` does."""
-    made = _OpenedRow()
-    made.token = token
-    made.stop_hit = stop_hit
-    made.fault = fault
-    made.verdict = verdict
-    made.kv_digest = kv_digest
-    made.logprobs = logprobs
-    made.__class__ = RowResult
-    return made  # type: ignore[no-any-return]
 
 
 @attrs.frozen(kw_only=True)

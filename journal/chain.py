@@ -13,7 +13,7 @@ is there is what was written, up to the last row; it cannot know of rows cut off
 import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from itertools import repeat
 from typing import Any, NamedTuple
 
 from laneway.engine.errors import JournalFormatError
@@ -49,6 +49,12 @@ class RawRow(NamedTuple):
     storage_classes: object = None
     """What ``typeof`` says of them, None where they are as they should be."""
 
+
+Raw = tuple[object, object, object, object, object, object, object]
+"""The seven of a `RawRow` as a plain tuple."""
+
+Block = Sequence[Raw]
+"""Rows that were read together."""
 
 FollowedRow = tuple[int, int, bytes, bytes, bytes]
 """A row that follows the chain: step, at_ns, input_kind, input, events."""
@@ -137,8 +143,8 @@ def _chains(previous: bytes, columns: Columns) -> list[bytes]:
     return [found.digest() for found in map(_sha256, map(b"".join, parts))]
 
 
-def heads(head: Head, rows: Sequence[RawRow]) -> Iterator[Head]:
-    """Return where a journal stands after some rows: at the end of all, or after each up to a bad.
+def heads(head: Head, rows: Block) -> Iterator[Head]:
+    """Return where a journal stands after a block: at the end of it, or after each row up to a bad.
 
     Raises: JournalFormatError naming the step.
     """
@@ -152,17 +158,16 @@ def heads(head: Head, rows: Sequence[RawRow]) -> Iterator[Head]:
         yield head
 
 
-def followed(head: Head, rows: Iterable[RawRow]) -> Iterator[FollowedRow]:
-    """Return rows that follow ``head``, each checked against the chain.
+def followed(head: Head, blocks: Iterable[Block]) -> Iterator[FollowedRow]:
+    """Return the rows of blocks that follow ``head``, each checked against the chain.
 
     Raises: JournalFormatError naming the step and what is wrong with it.
     """
-    left = iter(rows)
-    while some := list(islice(left, ROWS_AT_ONCE)):
-        columns = tuple(zip(*some, strict=True))
+    for rows in blocks:
+        columns = tuple(zip(*rows, strict=True))
         after = follow_all(head, columns) if are_typed(columns) else None
         if after is None:
-            for row in some:
+            for row in rows:
                 head, kind, taken, events = follow(head, row)
                 yield head.step, head.at_ns, kind, taken, events
         else:
@@ -170,7 +175,7 @@ def followed(head: Head, rows: Iterable[RawRow]) -> Iterator[FollowedRow]:
             yield from zip(*columns[:5], strict=True)
 
 
-def follow(head: Head, row: RawRow) -> tuple[Head, bytes, bytes, bytes]:
+def follow(head: Head, row: Raw) -> tuple[Head, bytes, bytes, bytes]:
     """Check that a row continues the chain; return the new head and kind, input and events.
 
     Raises: JournalFormatError naming the step and what is wrong with it.
@@ -207,8 +212,8 @@ def _out_of_order(head: Head, step: int) -> str:
     return f"steps {expected} to {step - 1} are missing"
 
 
-def _wrong_class(row: RawRow) -> str:
-    found = row.storage_classes
+def _wrong_class(row: Raw) -> str:
+    found = row[-1]
     names = found.decode("ascii", "replace").split() if isinstance(found, bytes) else []
     for column, expected, name in zip(
         _COLUMNS, STORAGE_CLASSES.decode().split(), names, strict=False

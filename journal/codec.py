@@ -23,6 +23,8 @@ many NO_TOKEN ids and empty strings; that is enough to fold, not to decide again
 
 import hashlib
 import struct
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
@@ -145,7 +147,7 @@ class Codec:
         self.tokens = tokens
         self._kinds = _compile_table(tokens)
         self._writers = {cls: _Writer(self._kinds[name]) for name, (_, cls) in KINDS.items()}
-        self._completed = self._kinds["Completed"].decoder.decode
+        self._plain_completion = _plain_completions(tokens).decode
         self._events = WordyEvents() if edges is None else CodedEvents(edges)
         self.encode_events: Callable[[Sequence[Event]], bytes] = self._events.encode
         """Return the JSON of a step's events.
@@ -188,16 +190,13 @@ class Codec:
         None for any other text; if ``exact``, also for one that a journal would not write.
         """
         try:
-            wire = self._completed(text)
+            wire = self._plain_completion(text)
         except UNFIT:
             return None
-        *head, rows, times = wire
-        tokens: tuple[int, ...] = rows.token
-        if rows != type(rows)(tokens):
+        if exact and not (is_written_so(wire[-1]) and encode_json(wire) == text):
             return None
-        if exact and not (is_written_so(times) and encode_json((*head, (tokens,), times)) == text):
-            return None
-        return head[1], tokens
+        tokens: tuple[int, ...] = wire[-2][0]
+        return wire[1], tokens
 
     def decode_events(self, text: bytes) -> tuple[Event, ...]:
         """Return a step's events. Raises: JournalFormatError."""
@@ -212,12 +211,18 @@ def _compile_table(tokens: str) -> Mapping[str, _Kind]:
     """Compile the table of one mode: a constant that takes milliseconds to make."""
     special = dict(_DIGEST_FIELDS) if tokens == "digest" else {}
     special[inputs.Completed, "times"] = TIMES
-    special[inputs.Completed, "rows"] = columns_shape(
-        inputs.RowResult, special=special, make=inputs.make_row_result
-    )
+    special[inputs.Completed, "rows"] = columns_shape(inputs.RowResult, special=special)
     return MappingProxyType(
         {name: _compile(name, version, cls, special) for name, (version, cls) in KINDS.items()}
     )
+
+
+@cache
+def _plain_completions(tokens: str) -> msgspec.json.Decoder[Any]:
+    """Return what reads a Completed whose rows are one column, that of their tokens."""
+    checked = typing.get_args(_compile_table(tokens)["Completed"].shape.checked)
+    *head, _, times = checked
+    return msgspec.json.Decoder(types.GenericAlias(tuple, (*head, tuple[tuple[int, ...]], times)))
 
 
 def _compile(name: str, version: int, cls: type, special: Mapping[Any, Shape]) -> _Kind:

@@ -7,7 +7,7 @@ from typing import Self
 
 from laneway.engine.errors import JournalWriteError
 from laneway.engine.ports import Step
-from laneway.journal.chain import Head, RawRow
+from laneway.journal.chain import ROWS_AT_ONCE, Block, Head, RawRow
 from laneway.journal.meta import new_meta
 from laneway.journal.sealing import seal, trusted_head, unseal
 
@@ -57,18 +57,23 @@ class MemoryJournal:
     def read(self, *, first: int = 1, last: int | None = None) -> Iterator[Step]:
         """Return the steps in order, each checked against the chain. Raises: JournalFormatError."""
         if first <= 1:
-            return unseal(self.codec, self._origin, self.rows(last=last))
+            return unseal(self.codec, self._origin, self.blocks(last=last))
         if first - 1 > len(self._rows):
             return iter(())
         head = trusted_head(self._rows[first - 2])
-        return unseal(self.codec, head, self.rows(first=first, last=last))
+        return unseal(self.codec, head, self.blocks(first=first, last=last))
 
     def rows(self, *, first: int | None = None, last: int | None = None) -> Iterator[RawRow]:
         """Return the rows."""
+        for block in self.blocks(first=first, last=last):
+            yield from map(RawRow._make, block)
+
+    def blocks(self, *, first: int | None = None, last: int | None = None) -> Iterator[Block]:
+        """Return the rows, many at a time."""
         with self._lock:
             end = len(self._rows) if last is None else min(last, len(self._rows))
-        for index in range(max((first or 1) - 1, 0), end):
-            yield self._rows[index]
+        for begin in range(max((first or 1) - 1, 0), end, ROWS_AT_ONCE):
+            yield self._rows[begin : min(begin + ROWS_AT_ONCE, end)]
 
     def origin(self) -> Head:
         """Return the head before the first step."""

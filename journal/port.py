@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from laneway.engine.ports import Step
-from laneway.journal.chain import Head, RawRow
+from laneway.journal.chain import Block, Head, RawRow
 from laneway.journal.codec import Codec
 
 
@@ -36,6 +36,10 @@ class ReadableJournal(Protocol):
 
     def rows(self, *, first: int | None = None, last: int | None = None) -> Iterator[RawRow]:
         """Return the rows as they are stored, without believing them."""
+        ...
+
+    def blocks(self, *, first: int | None = None, last: int | None = None) -> Iterator[Block]:
+        """Return the same rows, many at a time and as plain tuples."""
         ...
 
     def origin(self) -> Head:

@@ -9,14 +9,14 @@ that are folded plainly. Nothing is believed that a plain fold would not have be
 that a plain fold would have refused is passed over.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from laneway.engine.evolve_run import Run, find_run, skip
 from laneway.engine.inputs import BufferRestored, SubmitAccepted
 from laneway.engine.ports import Step
 from laneway.engine.state import State
-from laneway.journal.chain import FollowedRow, Head, RawRow, are_typed, follow, follow_all
+from laneway.journal.chain import Block, FollowedRow, Head, are_typed, follow, follow_all
 from laneway.journal.codec import Codec
 from laneway.journal.sealing import decode_row
 
@@ -68,7 +68,7 @@ class RunFolder:
         self.steps = self.events = self.entity_events = 0
         """What was passed over at once."""
 
-    def take_all(self, head: Head, rows: Sequence[RawRow]) -> Head:
+    def take_all(self, head: Head, rows: Block) -> Head:
         """Take the next rows, which follow ``head``; return where the journal stands after them.
 
         Raises: JournalFormatError for a row that does not follow the chain.
@@ -174,7 +174,7 @@ class _Match:
                 self._end_job(row)
         return fits
 
-    def fit_all(self, head: Head, rows: Sequence[RawRow]) -> Head | None:
+    def fit_all(self, head: Head, rows: Block) -> Head | None:
         """Take note of the rows of an even number of jobs, if all are the next ones of the run.
 
         Return where the journal stands after them; else None, and nothing is changed.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from laneway.engine.errors import JournalFormatError, JournalWriteError
 from laneway.engine.inputs import EngineStarted
 from laneway.engine.ports import Step, make_step
-from laneway.journal.chain import FollowedRow, Head, RawRow, followed, make_head, row_chain
+from laneway.journal.chain import Block, FollowedRow, Head, RawRow, followed, make_head, row_chain
 from laneway.journal.codec import Codec
 
 Row = tuple[int, int, str, str, str, bytes]
@@ -47,12 +47,12 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
     return rows, make_head((number, at_ns, chain))
 
 
-def unseal(codec: Codec, head: Head, rows: Iterable[RawRow]) -> Iterator[Step]:
+def unseal(codec: Codec, head: Head, blocks: Iterable[Block]) -> Iterator[Step]:
     """Return the steps of rows that follow ``head``, each checked against the chain.
 
     Raises: JournalFormatError naming the step.
     """
-    for row in followed(head, rows):
+    for row in followed(head, blocks):
         yield decode_row(codec, row)
 
 

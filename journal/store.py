@@ -22,7 +22,7 @@ import sqlalchemy
 from laneway.engine.errors import ConfigurationError, JournalFormatError, JournalWriteError
 from laneway.engine.ports import Step
 from laneway.journal import schema
-from laneway.journal.chain import ROWS_AT_ONCE, Head, RawRow
+from laneway.journal.chain import ROWS_AT_ONCE, Block, Head, RawRow
 from laneway.journal.codec import TOKENS_MODES
 from laneway.journal.connect import (
     driver_connection,
@@ -133,21 +133,27 @@ class SqlJournal:
         Raises: JournalFormatError naming the step that is not what was written.
         """
         if first <= 1:
-            return unseal(self.codec, self._origin, self.rows(last=last))
+            return unseal(self.codec, self._origin, self.blocks(last=last))
         before = next(self.rows(first=first - 1, last=first - 1), None)
         if before is None:
             return iter(())
-        return unseal(self.codec, trusted_head(before), self.rows(first=first, last=last))
+        return unseal(self.codec, trusted_head(before), self.blocks(first=first, last=last))
 
     def rows(self, *, first: int | None = None, last: int | None = None) -> Iterator[RawRow]:
         """Return the rows as they are stored. Raises: JournalFormatError if they cannot be read."""
+        for block in self.blocks(first=first, last=last):
+            yield from map(_make_row, block)
+
+    def blocks(self, *, first: int | None = None, last: int | None = None) -> Iterator[Block]:
+        """Return the same rows, many at a time. Raises: JournalFormatError."""
         begin = FIRST_STEP if first is None else max(first, FIRST_STEP)
         end = LAST_STEP if last is None else min(last, LAST_STEP)
         with _connected(self._reader, self.path) as connection:
             while begin <= end:
                 found = connection.execute(schema.SELECT_ROWS, (begin, end, ROWS_PER_READ))
                 rows = found.fetchall()
-                yield from map(_make_row, rows)
+                if rows:
+                    yield rows
                 if len(rows) < ROWS_PER_READ:
                     return
                 begin = rows[-1][0] + 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+import msgspec
 
 from laneway.engine.ports import Step
 from laneway.journal.entities import (
@@ -237,6 +238,8 @@ def _event_record(event: Event) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return _json(msgspec.structs.asdict(value))
     if isinstance(value, Mapping):
         return {key: _json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -123,7 +123,7 @@ class _Column:
         column = list(map(self.values_of, values))
         if self.shape.to_wire is not None:
             column = list(map(self.shape.to_wire, column))
-        if self.default is not attrs.NOTHING and column.count(self.default) == len(column):
+        if self.default is not msgspec.NODEFAULT and column.count(self.default) == len(column):
             return None
         return column
 
@@ -134,28 +134,29 @@ class _Column:
 
 
 def columns_shape(
-    cls: type, *, special: Mapping[Any, Shape] | None = None, make: Callable[..., Any]
+    cls: type[msgspec.Struct], *, special: Mapping[Any, Shape] | None = None
 ) -> Shape:
-    """Return the shape of a tuple of an attrs class by columns; ``make`` makes one as the class.
+    """Return the shape of a tuple of structs by columns.
 
     The first field has no default: its column tells how many values there are. ``special`` as in
     ``shape_of``; a conversion must keep the default as it is.
     """
     hints = typing.get_type_hints(cls)
     columns = []
-    for field in attrs.fields(cls):
+    for field in msgspec.structs.fields(cls):
         given = (special or {}).get((cls, field.name))
         shape = given or shape_of(hints[field.name], special=special)
         columns.append(_Column(field.name, attrgetter(field.name), shape, field.default))
     first, *others = columns
-    if first.default is not attrs.NOTHING or any(c.default is attrs.NOTHING for c in others):
+    none = msgspec.NODEFAULT
+    if first.default is not none or any(column.default is none for column in others):
         raise TypeError(f"{cls.__name__} cannot travel by columns: only its first field has none")
     fields: list[Any] = [(first.name, _tuple_type(first.shape.checked, ...))]
     fields += [(c.name, _tuple_type(c.shape.checked, ...) | None, None) for c in others]
     checked = msgspec.defstruct(
         f"{cls.__name__}Columns", fields, array_like=True, forbid_unknown_fields=True
     )
-    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(make, columns))
+    return Shape(checked, _columns_to_wire(columns), _columns_from_wire(cls, columns))
 
 
 def _columns_to_wire(columns: list[_Column]) -> Convert:
@@ -182,7 +183,7 @@ def _columns_to_wire(columns: list[_Column]) -> Convert:
     return _compile("values", body, [first.shape.to_wire], written=written, **defaults)
 
 
-def _columns_from_wire(make: Callable[..., Any], columns: list[_Column]) -> Convert:
+def _columns_from_wire(make: type, columns: list[_Column]) -> Convert:
     first, *others = columns
     body = f"tuple([make({first.name}=value) for value in values])"
     plainly = _compile("values", body, [], make=make)

@@ -8,10 +8,9 @@ Other values are of frozen classes. A frozen class forbids assignment, so its ow
 around that for each field, which takes several times as long as assigning. ``quick`` makes a class
 without that ban and with the same slots. Its constructor fills a new object by plain assignment and
 at its end gives it the frozen class: the two are laid out alike, which Python checks at every
-change of class. What comes out is a value of the frozen class like any other. It is for those that
-a tick makes several of. Of those that it makes dozens of the function is written out beside the
-class, with ``opened``: a call of a plain function that assigns costs half of what a constructor
-costs that does it.
+change of class. What comes out is a value of the frozen class like any other. Of those that a tick
+makes most of, events and steps, the function is written out beside the class, with ``opened``: a
+call of a plain function that assigns costs half of what a constructor costs that does it.
 """
 
 from collections.abc import Callable

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import attrs
+import msgspec
 import pytest
 from support.rig import Rig
 from support.script import begin, finish_and_check, points
@@ -35,7 +36,7 @@ def test_a_doubled_completion_at_every_point_changes_nothing() -> None:
     for rig in points(stride=3):
         done = last_done(rig)
         assert done is not None
-        wrong = tuple(attrs.evolve(row, token=63) for row in done.rows)
+        wrong = tuple(msgspec.structs.replace(row, token=63) for row in done.rows)
         rig.interrupt(attrs.evolve(done, rows=wrong))
         assert rig.steps[-1].events == ()
         finish_and_check(rig, ended=[])

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import attrs
+import msgspec
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
@@ -57,7 +58,7 @@ def wrong_numbers_of(rig: Rig, *models: int, until: int = 1 << 60) -> None:
         wrong = effect.model in models and effect.generation < until
         if not wrong or effect.origin not in ("golden", "canary"):
             return done
-        rows = tuple(attrs.evolve(row, verdict="differs") for row in done.rows)
+        rows = tuple(msgspec.structs.replace(row, verdict="differs") for row in done.rows)
         return attrs.evolve(done, rows=rows)
 
     rig.device.on_result = judge

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import attrs
+import msgspec
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
@@ -260,7 +261,7 @@ def differ_until(rig: Rig, generation: int) -> None:
     def judge(effect: SubmitJob, done: Completed) -> Input:
         if effect.origin != "golden" or effect.generation >= generation:
             return done
-        rows = tuple(attrs.evolve(row, verdict="differs") for row in done.rows)
+        rows = tuple(msgspec.structs.replace(row, verdict="differs") for row in done.rows)
         return attrs.evolve(done, rows=rows)
 
     rig.device.on_result = judge

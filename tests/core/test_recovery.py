@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 from support.fake_device import FakeDevice, healthy
 from support.rig import Rig
@@ -113,7 +114,7 @@ def abnormal(rig: Rig, golden: str) -> None:
             return done
         rig.device.on_result = None
         rig.device.verdict = golden
-        rows = tuple(attrs.evolve(row, token=-1, fault="numeric") for row in done.rows)
+        rows = tuple(msgspec.structs.replace(row, token=-1, fault="numeric") for row in done.rows)
         return attrs.evolve(done, rows=rows)
 
     rig.device.on_result = hook

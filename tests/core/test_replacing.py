@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import attrs
+import msgspec
 import pytest
 from support.fake_device import FakeDevice, artifact
 from support.rig import Rig
@@ -52,7 +53,8 @@ def wrong_golden_of(rig: Rig, *models: int) -> None:
     def judge(effect: SubmitJob, done: Completed) -> Input:
         if effect.model in models and effect.origin == "golden":
             return attrs.evolve(
-                done, rows=tuple(attrs.evolve(row, verdict="differs") for row in done.rows)
+                done,
+                rows=tuple(msgspec.structs.replace(row, verdict="differs") for row in done.rows),
             )
         return done
 

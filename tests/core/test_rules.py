@@ -6,6 +6,7 @@ that fold and second decision give the live state.
 """
 
 import attrs
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -161,7 +162,9 @@ class EngineRules(RuleBasedStateMachine):
         """Canaries that overlapped differ from here on, or none does."""
         wrong = self.rig.state.jobs if differs else {}
         self.rig.device.on_result = lambda asked, done: (
-            attrs.evolve(done, rows=tuple(attrs.evolve(r, verdict="differs") for r in done.rows))
+            attrs.evolve(
+                done, rows=tuple(msgspec.structs.replace(r, verdict="differs") for r in done.rows)
+            )
             if asked.origin == "canary" and asked.job in wrong and wrong[asked.job].overlapped
             else done
         )

@@ -6,6 +6,7 @@ import typing
 from typing import Any
 
 import attrs
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -81,7 +82,7 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
             **{name: st.text(max_size=20) for name in ("name", "scope", "note")},
             **words,
         )
-    if attrs.has(annotation):
+    if field_names(annotation):
         return instances_of(annotation)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is types.UnionType:
@@ -96,7 +97,14 @@ def values_of(annotation: Any) -> st.SearchStrategy[Any]:
 def instances_of(cls: type) -> st.SearchStrategy[Any]:
     """Return instances of an attrs class."""
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{f.name: values_of(hints[f.name]) for f in attrs.fields(cls)})
+    return st.builds(cls, **{name: values_of(hints[name]) for name in field_names(cls)})
+
+
+def field_names(cls: Any) -> tuple[str, ...]:
+    """Return the fields of a class of values in order, none for another annotation."""
+    if isinstance(cls, type) and issubclass(cls, msgspec.Struct):
+        return cls.__struct_fields__
+    return tuple(field.name for field in attrs.fields(cls)) if attrs.has(cls) else ()
 
 
 JSON = st.recursive(
@@ -239,9 +247,9 @@ def wire_names(cls: type) -> str:
     """Return the field names of a class in order, nested ones in brackets."""
     names = []
     hints = typing.get_type_hints(cls)
-    for name in (field.name for field in attrs.fields(cls)):
+    for name in field_names(cls):
         annotation = hints[name]
-        inner = [a for a in (annotation, *typing.get_args(annotation)) if attrs.has(a)]
+        inner = [a for a in (annotation, *typing.get_args(annotation)) if field_names(a)]
         names.append(f"{name}[{wire_names(inner[0])}]" if inner else name)
     return " ".join(names)
 

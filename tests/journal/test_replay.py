@@ -215,14 +215,22 @@ def test_an_incarnation_of_the_wrong_mode(core: MemoryJournal) -> None:
     assert "journal_tokens='digest'" in report.reason
 
 
-def test_a_bad_chain_is_found_before_anything_is_folded(story_file: Path) -> None:
-    def never(state: Any, step: Step) -> None:
-        raise AssertionError(f"step {step.step} was folded")
+def test_a_bad_chain_goes_before_what_the_fold_says(story_file: Path) -> None:
+    """The fold would say no at step 2 already; and a row of a bad chain is never folded."""
 
+    def unfit(state: Any, step: Step) -> None:
+        assert step.step < 2, "unfit"
+
+    code = attrs.evolve(TODAY, fold=unfit)
+    with open_journal(story_file, read_only=True) as journal:
+        assert (verify(journal, code=code).asked, verify(journal, code=code).step) == ("fold", 2)
+        steps = verify(journal, code=code).steps
+        assert steps == journal.head()[0]
     tamper(story_file, ("UPDATE step SET at_ns = at_ns + 1 WHERE step = 4", ()))
     with open_journal(story_file, read_only=True) as journal:
-        report = verify(journal, code=attrs.evolve(TODAY, fold=never))
+        report = verify(journal, code=code)
         assert (report.asked, report.step, report.steps) == ("chain", 4, 3)
+        assert (report.incarnations, report.events, report.entity_events) == (0, 0, 0)
         folded: list[int] = []
         note = attrs.evolve(TODAY, fold=lambda state, step: folded.append(step.step))
         with pytest.raises(JournalFormatError, match="step 4"):

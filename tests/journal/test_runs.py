@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import attrs
+import msgspec
 import pytest
 from support.journal_steps import run_core
 
@@ -380,7 +381,7 @@ def test_a_completion_that_says_more_than_tokens_is_not_plain() -> None:
     )
     _, text = codec.encode_input(done)
     assert codec.plain_completion(text) == (done.job, tuple(row.token for row in done.rows))
-    odd = attrs.evolve(done.rows[3], stop_hit=True)
+    odd = msgspec.structs.replace(done.rows[3], stop_hit=True)
     _, text = codec.encode_input(attrs.evolve(done, rows=(*done.rows[:3], odd, *done.rows[4:])))
     assert codec.plain_completion(text) is None
     assert codec.plain_completion(b"[1]") is codec.plain_completion(b"") is None

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 
-from laneway.engine.inputs import RowResult, TimePassed, make_row_result
+from laneway.engine.inputs import TimePassed
 from laneway.engine.ports import Step, make_step
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA, make_event
@@ -77,7 +77,6 @@ def test_a_class_that_does_more_than_take_its_fields_is_refused() -> None:
     ("make", "cls", "given"),
     [
         (make_event, Event, ("lane", (1, 2), "commit", "reserved", "ready", 1, 2, {"by": 1})),
-        (make_row_result, RowResult, (5, True, "numeric", "equal", 77, ((5, -0.5),))),
         (make_step, Step, (41, 1_000, TimePassed(), ())),
     ],
 )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import attrs
+import msgspec
 import pytest
 
 from laneway.adapters import waiting
@@ -25,7 +25,7 @@ def canary_verdict_ignored(patch: pytest.MonkeyPatch) -> None:
     real = canaries.judge_canary
 
     def judge(made: draft.Draft, job: state.JobState, rows: Any) -> None:
-        real(made, job, tuple(attrs.evolve(row, verdict="") for row in rows))
+        real(made, job, tuple(msgspec.structs.replace(row, verdict="") for row in rows))
 
     patch.setattr(completing, "judge_canary", judge)
 

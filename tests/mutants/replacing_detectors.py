@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import attrs
+import msgspec
 import pytest
 from support.fake_device import FakeDevice, artifact, healthy
 from support.rig import Rig
@@ -33,7 +34,7 @@ def _wrong(rig: Rig, model: int, *, until: int = 1 << 60) -> None:
         wrong = effect.model == model and effect.generation < until
         if not wrong or effect.origin == "request":
             return done
-        rows = tuple(attrs.evolve(row, verdict="differs") for row in done.rows)
+        rows = tuple(msgspec.structs.replace(row, verdict="differs") for row in done.rows)
         return attrs.evolve(done, rows=rows)
 
     rig.device.on_result = judge

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import attrs
+import msgspec
 from support.rig import Rig
 from support.schedules import Scheduled, Shape
 
@@ -20,7 +21,7 @@ def planned(rig: Rig, origin: str = "") -> list[Event]:
 
 
 def differs(asked: SubmitJob, done: Completed) -> Completed:
-    rows = tuple(attrs.evolve(row, verdict="3 of 64 logits differ") for row in done.rows)
+    rows = tuple(msgspec.structs.replace(row, verdict="3 of 64 logits differ") for row in done.rows)
     return attrs.evolve(done, rows=rows)
 
 
