@@ -56,8 +56,8 @@ class MeasuredModel:
 
     ``resident``: it has lanes and buffers, so its gauges mean something. ``requests``, ``lanes``,
     ``buffers`` and ``jobs`` count by state; ``active_lanes`` are lanes of jobs that are not
-    terminal. ``lanes_moved`` are the lanes of a recent move, all its own. ``turns`` and ``runs``
-    are, by task, how long sequences waited for their next job and how long it took them.
+    terminal. ``turns`` and ``runs`` are, by task, how long sequences waited for their next job and
+    how long it took them.
     """
 
     number: int
@@ -72,7 +72,6 @@ class MeasuredModel:
     memory_bytes: tuple[int, ...] = ()
     requests: dict[str, int] = attrs.Factory(lambda: _counts_of("request"))
     lanes: dict[str, int] = attrs.Factory(lambda: _counts_of("lane"))
-    lanes_moved: tuple[int, ...] = ()
     buffers: dict[str, int] = attrs.Factory(lambda: _counts_of("buffer"))
     jobs: dict[str, int] = attrs.Factory(lambda: _counts_of("job"))
     active_lanes: int = 0

@@ -47,7 +47,6 @@ MODELS_KEPT_MAX = 8
 """How many models that are gone keep their counters; older ones are forgotten."""
 
 DEVICE_JOB_COUNTERS = ("pending", "finished", "left")
-_NO_BUFFER = (None, None)
 _REQUEST_FINAL = MACHINES["request"].final
 _JOB_FINAL = MACHINES["job"].final
 _FINISHED_REASON = {"cancel": "abort", "expire": "deadline", "fail": "error"}
@@ -60,7 +59,8 @@ class Metrics:
     """All numbers after the steps observed so far.
 
     ``models`` are by number, those that are gone among them. ``device_jobs`` is what the device
-    last said of itself, empty until it did. ``buffers`` says of which model and submodel each is.
+    last said of itself, empty until it did. ``buffers`` says of which model and submodel each is,
+    ``lanes_moved`` which lanes of one model moved together of late, with its counts of lanes.
     Between steps ``gained`` is empty and ``gained_together`` None: who gained a token.
     """
 
@@ -79,6 +79,7 @@ class Metrics:
     occupancy: Occupancy = attrs.Factory(Occupancy)
     recoveries: Recoveries = attrs.Factory(Recoveries)
     buffers: dict[int, tuple[MeasuredModel, Submodel]] = attrs.Factory(dict)
+    lanes_moved: tuple[tuple[int, ...], dict[str, int]] = ((), {})
     gained: list[int] = attrs.Factory(list)
     gained_together: Cohort | None = None
     growth: tuple[int, ...] = ()
@@ -95,12 +96,8 @@ class Metrics:
             return
         if (note := _INPUTS.get(type(taken))) is not None:
             note(self, taken)
-        self._take_events(step)
-
-    def _take_events(self, step: Step) -> None:
-        handlers = _HANDLERS
         for event in step.events:
-            handlers[event.machine](self, event, step)
+            _HANDLERS[event.machine](self, event, step)
 
     # ------------------------------------------------------------------ inputs
 
@@ -112,7 +109,8 @@ class Metrics:
             self._take_health(taken.health)
         self.gained.clear()
         self.gained_together = None
-        self._take_events(step)
+        for event in step.events:
+            _HANDLERS[event.machine](self, event, step)
         if (cohort := self.gained_together) is not None:
             self.gained_together = None
             _take_tokens_together(cohort, step.at_ns)
@@ -291,7 +289,8 @@ class Metrics:
     def _plan(self, number: int, event: Event, at_ns: int) -> None:
         data = event.data
         model = self.models[data["model"]]
-        _, submodel = self.buffers.get(data["buffer"], _NO_BUFFER)
+        held = self.buffers.get(data["buffer"])
+        submodel = None if held is None else held[1]
         task, origin, owners = data["task"], data["origin"], tuple(data["owners"])
         epoch, generation = event.epoch, event.generation
         self.jobs[number] = LiveJob(
@@ -365,24 +364,23 @@ class Metrics:
         if event.trigger == "reserve":
             by = event.data["by"]
             self.growth += (by,) * len(entities) if isinstance(by, int) else tuple(by)
+        lanes, counts = self.lanes_moved
+        if entities == lanes:
+            counts[source] -= len(lanes)
+            counts[dest] += len(lanes)
+            return
         for model in self.models.values():
-            if not model.resident:
-                continue
-            moved = len(entities)
-            if entities != model.lanes_moved:
+            if model.resident:
                 moved = sum(map(model.lane_numbers.__contains__, entities))
+                model.lanes[source] -= moved
+                model.lanes[dest] += moved
                 if moved == len(entities):
-                    model.lanes_moved = entities
-            if moved:
-                counts = model.lanes
-                counts[source] -= moved
-                counts[dest] += moved
+                    self.lanes_moved = (entities, model.lanes)
 
     def _take_buffer(self, event: Event, step: Step) -> None:
         for number in event.entities:
-            model, _ = self.buffers.get(number, _NO_BUFFER)
-            if model is not None and model.resident:
-                counts = model.buffers
+            if (held := self.buffers.get(number)) is not None:
+                counts = held[0].buffers
                 counts[event.source] -= 1
                 counts[event.dest] += 1
 
@@ -398,14 +396,14 @@ class Metrics:
             first, count = event.data["lanes"]
             buffers = {name: range(at, at + n) for name, _, at, n in event.data["buffers"]}
             lanes = range(first, first + count)
-            model = self.models[number]
-            model.accept(step.taken, event.generation, lanes, buffers)
-            for submodel in model.submodels:
-                self.buffers |= dict.fromkeys(submodel.buffers, (model, submodel))
+            self.models[number].accept(step.taken, event.generation, lanes, buffers)
         elif event.trigger == "configure" and isinstance(step.taken, ModelConfigured):
             before, after = step.taken.used_bytes_before, step.taken.used_bytes_after
             held = tuple(now - was for was, now in zip(before, after, strict=True))
-            self.models[number].bring_up(held)
+            model = self.models[number]
+            model.bring_up(held)
+            for submodel in model.submodels:
+                self.buffers |= dict.fromkeys(submodel.buffers, (model, submodel))
         elif event.dest == "unloaded":
             self._let_go(number)
         elif event.trigger in _VERDICTS:
@@ -417,7 +415,7 @@ class Metrics:
         model.take_down()
         for submodel in model.submodels:
             for buffer in submodel.buffers:
-                del self.buffers[buffer]
+                self.buffers.pop(buffer, None)
         if not model.generation:
             del self.models[number]
         if len(self.models) > MODELS_KEPT_MAX:
