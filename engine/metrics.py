@@ -13,8 +13,8 @@ Source: R15.1 to R15.4, G20, I8.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 
@@ -35,13 +35,19 @@ from laneway.engine.inputs import (
     RequestSubmitted,
     RowResult,
 )
-from laneway.engine.measured import Cohort, LiveJob, LiveRequest, MeasuredModel, Submodel
+from laneway.engine.measured import (
+    Cohort,
+    LiveJob,
+    LiveRequest,
+    MeasuredModel,
+    Submodel,
+    gather,
+    tally,
+)
 from laneway.engine.occupancy import Occupancy
 from laneway.engine.ports import Step
 from laneway.engine.recoveries import Recoveries
 from laneway.statemachines import MACHINES, Event
-
-Value = TypeVar("Value")
 
 MODELS_KEPT_MAX = 8
 """How many models that are gone keep their counters; older ones are forgotten."""
@@ -113,7 +119,7 @@ class Metrics:
             _HANDLERS[event.machine](self, event, step)
         if (cohort := self.gained_together) is not None:
             self.gained_together = None
-            _take_tokens_together(cohort, step.at_ns)
+            cohort.gain(step.at_ns)
             return
         self._take_tokens(step.at_ns)
         if taken.job is None:
@@ -143,11 +149,11 @@ class Metrics:
             request.last_token_ns = at_ns
             request.tokens += 1
             model = request.model
-        for (bucket, gap_ns), times in _tally(gaps):
+        for (bucket, gap_ns), times in tally(gaps):
             model.inter_token.observe(bucket, gap_ns, times)
             model.generation_tokens += times
         if live:
-            _gather(live, at_ns)
+            gather(live, at_ns)
 
     def _cohort_of(self, owners: tuple[int, ...]) -> Cohort | None:
         """Return the cohort that is exactly the owners of a job, in order, if there is one."""
@@ -313,7 +319,7 @@ class Metrics:
             request = self.requests[owner]
             self._scatter(request)
             since.append((request.bucket, request.idle_since_ns))
-        for (bucket, idle_since_ns), times in _tally(since):
+        for (bucket, idle_since_ns), times in tally(since):
             turns[bucket].observe(at_ns - idle_since_ns, times)
 
     def _account(self, job: LiveJob, step: Step) -> None:
@@ -327,8 +333,8 @@ class Metrics:
             submodel.fill.observe(len(owners) * MILLIONTHS // submodel.facts.batch_max)
             submodel.take_times(step.taken.times)
         cohort = self._cohort_of(owners)
-        alike = len(owners) == len(rows) == len(job.growth) and not _any_fault(rows)
-        if cohort is None or not alike:
+        alike = len(owners) == len(rows) == len(job.growth)
+        if cohort is None or not alike or _any_fault(rows):
             self._account_each(job, rows, step.at_ns)
             return
         took_ns = step.at_ns - job.planned_ns
@@ -354,7 +360,7 @@ class Metrics:
             if not result.fault and not request.prompt_left:
                 gained.append(owner)
         took_ns = at_ns - job.planned_ns
-        for bucket, times in _tally(buckets):
+        for bucket, times in tally(buckets):
             job.model.runs[job.task].observe(bucket, took_ns, times)
 
     # ------------------------------------------------------------------ lanes, buffers
@@ -452,19 +458,12 @@ def _prompt_tokens(step: Step) -> int:
     return len(taken.prompt) if isinstance(taken, RequestSubmitted) else 0
 
 
-def _tally(values: list[Value]) -> Iterable[tuple[Value, int]]:
-    """Return each value with how often it occurs.
-
-    Why not at once a Counter: the rows of a job mostly agree, and this is seen faster.
-    """
-    if values and values.count(values[0]) == len(values):
-        return ((values[0], len(values)),)
-    return Counter(values).items()
-
-
 def _any_fault(rows: tuple[RowResult, ...]) -> bool:
-    """Tell whether any row of a job has none of what it was to give."""
-    for row in rows:  # noqa: SIM110
+    """Tell whether any row of a job has none of what it was to give.
+
+    Why a loop: a job that goes well asks all its rows, and this is the fastest way.
+    """
+    for row in rows:
         if row.fault:
             return True
     return False
@@ -491,29 +490,6 @@ def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
     elif event.dest == "waiting":
         request.waiting_since_ns = at_ns
         request.prompt_left = request.prompt_tokens + request.tokens
-
-
-def _gather(requests: dict[int, LiveRequest], at_ns: int) -> None:
-    """Make a cohort of requests whose job gave each a token in this step.
-
-    So each has run what it has, and since this step it has had no job, or its next one.
-    """
-    members = tuple(requests.values())
-    buckets = tuple(_tally([member.bucket for member in members]))
-    cohort = Cohort(tuple(requests), members, buckets, idle_since_ns=at_ns, last_token_ns=at_ns)
-    for member in members:
-        member.cohort = cohort
-
-
-def _take_tokens_together(cohort: Cohort, at_ns: int) -> None:
-    """Count a token of each member: all have one before it, and live."""
-    model = cohort.members[0].model
-    gap_ns = at_ns - cohort.last_token_ns
-    for bucket, times in cohort.buckets:
-        model.inter_token.of[bucket].observe(gap_ns, times)
-    model.generation_tokens += len(cohort.numbers)
-    cohort.last_token_ns = at_ns
-    cohort.tokens += 1
 
 
 def _take_token(request: LiveRequest, at_ns: int) -> None:
