@@ -6,6 +6,8 @@ by what the engine itself holds.
 """
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
 
 import attrs
 
@@ -14,8 +16,12 @@ from laneway.engine.distribution import Histogram, ratios, stages
 from laneway.engine.inputs import ArtifactValidated, DeviceFacts, JobTimes, SubmodelFacts
 from laneway.statemachines import MACHINES
 
+Value = TypeVar("Value")
+
 TASKS = ("prefill", "decode")
 STAGES = ("d2h", "h2d", "infer", "postprocess", "queue")
+"""In the order in which they are shown."""
+
 FINISHED_REASONS = ("stop", "length", "abort", "error", "deadline")
 
 
@@ -56,8 +62,8 @@ class MeasuredModel:
 
     ``resident``: it has lanes and buffers, so its gauges mean something. ``requests``, ``lanes``,
     ``buffers`` and ``jobs`` count by state; ``active_lanes`` are lanes of jobs that are not
-    terminal. ``lanes_moved`` are the lanes of a recent move, all its own. ``turns`` and ``runs``
-    are, by task, how long sequences waited for their next job and how long it took them.
+    terminal. ``turns`` and ``runs`` are, by task, how long sequences waited for their next job and
+    how long it took them.
     """
 
     number: int
@@ -72,7 +78,6 @@ class MeasuredModel:
     memory_bytes: tuple[int, ...] = ()
     requests: dict[str, int] = attrs.Factory(lambda: _counts_of("request"))
     lanes: dict[str, int] = attrs.Factory(lambda: _counts_of("lane"))
-    lanes_moved: tuple[int, ...] = ()
     buffers: dict[str, int] = attrs.Factory(lambda: _counts_of("buffer"))
     jobs: dict[str, int] = attrs.Factory(lambda: _counts_of("job"))
     active_lanes: int = 0
@@ -117,13 +122,6 @@ class MeasuredModel:
             counts.update(dict.fromkeys(counts, 0))
         self.active_lanes = 0
 
-    def submodel_of(self, buffer: int) -> Submodel | None:
-        """Return the submodel a buffer belongs to."""
-        for submodel in self.submodels:
-            if buffer in submodel.buffers:
-                return submodel
-        return None
-
 
 @attrs.define
 class LiveRequest:
@@ -166,6 +164,16 @@ class Cohort:
     last_token_ns: int
     tokens: int = 0
 
+    def gain(self, at_ns: int) -> None:
+        """Count one more token of each member."""
+        model = self.members[0].model
+        gap_ns = at_ns - self.last_token_ns
+        for bucket, times in self.buckets:
+            model.inter_token.of[bucket].observe(gap_ns, times)
+        model.generation_tokens += len(self.numbers)
+        self.last_token_ns = at_ns
+        self.tokens += 1
+
     def scatter(self) -> None:
         """Give every member its own numbers again; then this is nobody's."""
         for member in self.members:
@@ -193,3 +201,25 @@ class LiveJob:
     growth: tuple[int, ...]
     planned_ns: int
     ticket: int = 0
+
+
+def gather(requests: dict[int, LiveRequest], at_ns: int) -> None:
+    """Make a cohort of requests whose job gave each a token in this step.
+
+    So each has run what it has, and since this step it has had no job, or its next one.
+    """
+    members = tuple(requests.values())
+    buckets = tuple(tally([member.bucket for member in members]))
+    cohort = Cohort(tuple(requests), members, buckets, idle_since_ns=at_ns, last_token_ns=at_ns)
+    for member in members:
+        member.cohort = cohort
+
+
+def tally(values: list[Value]) -> Iterable[tuple[Value, int]]:
+    """Return each value with how often it occurs.
+
+    Why not at once a Counter: the rows of a job mostly agree, and this is seen faster.
+    """
+    if values and values.count(values[0]) == len(values):
+        return ((values[0], len(values)),)
+    return Counter(values).items()

@@ -13,8 +13,8 @@ Source: R15.1 to R15.4, G20, I8.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import attrs
 
@@ -35,19 +35,24 @@ from laneway.engine.inputs import (
     RequestSubmitted,
     RowResult,
 )
-from laneway.engine.measured import Cohort, LiveJob, LiveRequest, MeasuredModel, Submodel
+from laneway.engine.measured import (
+    Cohort,
+    LiveJob,
+    LiveRequest,
+    MeasuredModel,
+    Submodel,
+    gather,
+    tally,
+)
 from laneway.engine.occupancy import Occupancy
 from laneway.engine.ports import Step
 from laneway.engine.recoveries import Recoveries
 from laneway.statemachines import MACHINES, Event
 
-Value = TypeVar("Value")
-
 MODELS_KEPT_MAX = 8
 """How many models that are gone keep their counters; older ones are forgotten."""
 
 DEVICE_JOB_COUNTERS = ("pending", "finished", "left")
-_NO_BUFFER = (None, None)
 _REQUEST_FINAL = MACHINES["request"].final
 _JOB_FINAL = MACHINES["job"].final
 _FINISHED_REASON = {"cancel": "abort", "expire": "deadline", "fail": "error"}
@@ -60,7 +65,8 @@ class Metrics:
     """All numbers after the steps observed so far.
 
     ``models`` are by number, those that are gone among them. ``device_jobs`` is what the device
-    last said of itself, empty until it did. ``buffers`` says of which model and submodel each is.
+    last said of itself, empty until it did. ``buffers`` says of which model and submodel each is,
+    ``lanes_moved`` which lanes of one model moved together of late, with its counts of lanes.
     Between steps ``gained`` is empty and ``gained_together`` None: who gained a token.
     """
 
@@ -79,6 +85,7 @@ class Metrics:
     occupancy: Occupancy = attrs.Factory(Occupancy)
     recoveries: Recoveries = attrs.Factory(Recoveries)
     buffers: dict[int, tuple[MeasuredModel, Submodel]] = attrs.Factory(dict)
+    lanes_moved: tuple[tuple[int, ...], dict[str, int]] = ((), {})
     gained: list[int] = attrs.Factory(list)
     gained_together: Cohort | None = None
     growth: tuple[int, ...] = ()
@@ -95,12 +102,8 @@ class Metrics:
             return
         if (note := _INPUTS.get(type(taken))) is not None:
             note(self, taken)
-        self._take_events(step)
-
-    def _take_events(self, step: Step) -> None:
-        handlers = _HANDLERS
         for event in step.events:
-            handlers[event.machine](self, event, step)
+            _HANDLERS[event.machine](self, event, step)
 
     # ------------------------------------------------------------------ inputs
 
@@ -112,10 +115,11 @@ class Metrics:
             self._take_health(taken.health)
         self.gained.clear()
         self.gained_together = None
-        self._take_events(step)
+        for event in step.events:
+            _HANDLERS[event.machine](self, event, step)
         if (cohort := self.gained_together) is not None:
             self.gained_together = None
-            _take_tokens_together(cohort, step.at_ns)
+            cohort.gain(step.at_ns)
             return
         self._take_tokens(step.at_ns)
         if taken.job is None:
@@ -145,11 +149,11 @@ class Metrics:
             request.last_token_ns = at_ns
             request.tokens += 1
             model = request.model
-        for (bucket, gap_ns), times in _tally(gaps):
+        for (bucket, gap_ns), times in tally(gaps):
             model.inter_token.observe(bucket, gap_ns, times)
             model.generation_tokens += times
         if live:
-            _gather(live, at_ns)
+            gather(live, at_ns)
 
     def _cohort_of(self, owners: tuple[int, ...]) -> Cohort | None:
         """Return the cohort that is exactly the owners of a job, in order, if there is one."""
@@ -291,7 +295,8 @@ class Metrics:
     def _plan(self, number: int, event: Event, at_ns: int) -> None:
         data = event.data
         model = self.models[data["model"]]
-        _, submodel = self.buffers.get(data["buffer"], _NO_BUFFER)
+        held = self.buffers.get(data["buffer"])
+        submodel = None if held is None else held[1]
         task, origin, owners = data["task"], data["origin"], tuple(data["owners"])
         epoch, generation = event.epoch, event.generation
         self.jobs[number] = LiveJob(
@@ -314,7 +319,7 @@ class Metrics:
             request = self.requests[owner]
             self._scatter(request)
             since.append((request.bucket, request.idle_since_ns))
-        for (bucket, idle_since_ns), times in _tally(since):
+        for (bucket, idle_since_ns), times in tally(since):
             turns[bucket].observe(at_ns - idle_since_ns, times)
 
     def _account(self, job: LiveJob, step: Step) -> None:
@@ -328,8 +333,8 @@ class Metrics:
             submodel.fill.observe(len(owners) * MILLIONTHS // submodel.facts.batch_max)
             submodel.take_times(step.taken.times)
         cohort = self._cohort_of(owners)
-        alike = len(owners) == len(rows) == len(job.growth) and not _any_fault(rows)
-        if cohort is None or not alike:
+        alike = len(owners) == len(rows) == len(job.growth)
+        if cohort is None or not alike or _any_fault(rows):
             self._account_each(job, rows, step.at_ns)
             return
         took_ns = step.at_ns - job.planned_ns
@@ -355,7 +360,7 @@ class Metrics:
             if not result.fault and not request.prompt_left:
                 gained.append(owner)
         took_ns = at_ns - job.planned_ns
-        for bucket, times in _tally(buckets):
+        for bucket, times in tally(buckets):
             job.model.runs[job.task].observe(bucket, took_ns, times)
 
     # ------------------------------------------------------------------ lanes, buffers
@@ -365,24 +370,23 @@ class Metrics:
         if event.trigger == "reserve":
             by = event.data["by"]
             self.growth += (by,) * len(entities) if isinstance(by, int) else tuple(by)
+        lanes, counts = self.lanes_moved
+        if entities == lanes:
+            counts[source] -= len(lanes)
+            counts[dest] += len(lanes)
+            return
         for model in self.models.values():
-            if not model.resident:
-                continue
-            moved = len(entities)
-            if entities != model.lanes_moved:
+            if model.resident:
                 moved = sum(map(model.lane_numbers.__contains__, entities))
+                model.lanes[source] -= moved
+                model.lanes[dest] += moved
                 if moved == len(entities):
-                    model.lanes_moved = entities
-            if moved:
-                counts = model.lanes
-                counts[source] -= moved
-                counts[dest] += moved
+                    self.lanes_moved = (entities, model.lanes)
 
     def _take_buffer(self, event: Event, step: Step) -> None:
         for number in event.entities:
-            model, _ = self.buffers.get(number, _NO_BUFFER)
-            if model is not None and model.resident:
-                counts = model.buffers
+            if (held := self.buffers.get(number)) is not None:
+                counts = held[0].buffers
                 counts[event.source] -= 1
                 counts[event.dest] += 1
 
@@ -398,14 +402,14 @@ class Metrics:
             first, count = event.data["lanes"]
             buffers = {name: range(at, at + n) for name, _, at, n in event.data["buffers"]}
             lanes = range(first, first + count)
-            model = self.models[number]
-            model.accept(step.taken, event.generation, lanes, buffers)
-            for submodel in model.submodels:
-                self.buffers |= dict.fromkeys(submodel.buffers, (model, submodel))
+            self.models[number].accept(step.taken, event.generation, lanes, buffers)
         elif event.trigger == "configure" and isinstance(step.taken, ModelConfigured):
             before, after = step.taken.used_bytes_before, step.taken.used_bytes_after
             held = tuple(now - was for was, now in zip(before, after, strict=True))
-            self.models[number].bring_up(held)
+            model = self.models[number]
+            model.bring_up(held)
+            for submodel in model.submodels:
+                self.buffers |= dict.fromkeys(submodel.buffers, (model, submodel))
         elif event.dest == "unloaded":
             self._let_go(number)
         elif event.trigger in _VERDICTS:
@@ -417,7 +421,7 @@ class Metrics:
         model.take_down()
         for submodel in model.submodels:
             for buffer in submodel.buffers:
-                del self.buffers[buffer]
+                self.buffers.pop(buffer, None)
         if not model.generation:
             del self.models[number]
         if len(self.models) > MODELS_KEPT_MAX:
@@ -454,19 +458,12 @@ def _prompt_tokens(step: Step) -> int:
     return len(taken.prompt) if isinstance(taken, RequestSubmitted) else 0
 
 
-def _tally(values: list[Value]) -> Iterable[tuple[Value, int]]:
-    """Return each value with how often it occurs.
-
-    Why not at once a Counter: the rows of a job mostly agree, and this is seen faster.
-    """
-    if values and values.count(values[0]) == len(values):
-        return ((values[0], len(values)),)
-    return Counter(values).items()
-
-
 def _any_fault(rows: tuple[RowResult, ...]) -> bool:
-    """Tell whether any row of a job has none of what it was to give."""
-    for row in rows:  # noqa: SIM110
+    """Tell whether any row of a job has none of what it was to give.
+
+    Why a loop: a job that goes well asks all its rows, and this is the fastest way.
+    """
+    for row in rows:
         if row.fault:
             return True
     return False
@@ -493,29 +490,6 @@ def _move_request(request: LiveRequest, event: Event, at_ns: int) -> None:
     elif event.dest == "waiting":
         request.waiting_since_ns = at_ns
         request.prompt_left = request.prompt_tokens + request.tokens
-
-
-def _gather(requests: dict[int, LiveRequest], at_ns: int) -> None:
-    """Make a cohort of requests whose job gave each a token in this step.
-
-    So each has run what it has, and since this step it has had no job, or its next one.
-    """
-    members = tuple(requests.values())
-    buckets = tuple(_tally([member.bucket for member in members]))
-    cohort = Cohort(tuple(requests), members, buckets, idle_since_ns=at_ns, last_token_ns=at_ns)
-    for member in members:
-        member.cohort = cohort
-
-
-def _take_tokens_together(cohort: Cohort, at_ns: int) -> None:
-    """Count a token of each member: all have one before it, and live."""
-    model = cohort.members[0].model
-    gap_ns = at_ns - cohort.last_token_ns
-    for bucket, times in cohort.buckets:
-        model.inter_token.of[bucket].observe(gap_ns, times)
-    model.generation_tokens += len(cohort.numbers)
-    cohort.last_token_ns = at_ns
-    cohort.tokens += 1
 
 
 def _take_token(request: LiveRequest, at_ns: int) -> None:

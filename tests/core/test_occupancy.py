@@ -103,6 +103,24 @@ def test_a_job_of_which_nothing_is_told_is_left_out(times: JobTimes) -> None:
     assert told.share("ping") == told.overlap_share == 0.0
 
 
+@pytest.mark.parametrize(
+    ("times", "busy_ns"),
+    [
+        (JobTimes(h2d_begin_ns=10, h2d_end_ns=12), 12 - 10),
+        (JobTimes(exec_begin_ns=10, exec_end_ns=20), 20 - 10),
+        (JobTimes(d2h_begin_ns=10, d2h_end_ns=30), 30 - 10),
+        (JobTimes(exec_begin_ns=12, exec_end_ns=20, d2h_begin_ns=10, d2h_end_ns=30), 30 - 10),
+        (JobTimes(h2d_begin_ns=9, h2d_end_ns=40, exec_begin_ns=5, exec_end_ns=20), 40 - 5),
+        (JobTimes(h2d_begin_ns=9, exec_end_ns=20, d2h_begin_ns=30), 20 - 9),
+    ],
+)
+def test_a_job_is_busy_over_the_phases_that_are_told(times: JobTimes, busy_ns: int) -> None:
+    told = Occupancy()
+    told.plan(1)
+    told.end(1, 1, times)
+    assert (told.slots, told.busy_ns) == ({"ping": busy_ns}, busy_ns)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_two_banks_in_any_order_are_what_a_count_at_each_instant_says(seed: int) -> None:
     """Against counting the busy banks at every nanosecond."""
