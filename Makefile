@@ -39,8 +39,9 @@ demo: $(STAMP)
 	$(BIN)/laneway journal stats $(DEMO_JOURNAL)
 	$(BIN)/laneway journal verify $(DEMO_JOURNAL)
 
+# Processes that tests start find bytecode, and tests of a file stay in one process until it has none left.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n 2
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

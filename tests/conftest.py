@@ -1,4 +1,4 @@
-"""What holds for the whole suite: profiles, the device, the proof of every journal of a test.
+"""What holds for the whole suite: profiles, places, the device, the proof of every test's journal.
 
 A journal that an engine wrote must verify, whatever the test was about. Tests that write steps no
 engine decided, or damage a file on purpose, say so with the marker ``unproven_journals``.
@@ -6,6 +6,10 @@ engine decided, or damage a file on purpose, say so with the marker ``unproven_j
 ``--device URL`` runs the tests marked ``board`` on that device, and nothing else.
 """
 
+import gc
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.chosen_device import Chosen, choose, chosen
+from support.golden_once import remember_golden_runs
 from support.proven import prove_once
 
 from laneway.adapters import arena
@@ -52,8 +57,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES_MIN = 4 << 30
+
+
+def _work_in_memory() -> None:
+    """Let files of tests lie in memory where there is enough of it and nobody named a place.
+
+    Why: a journal waits for the disk when it is made and closed, thousands of times in a run. What
+    tests kill is a process, never the machine, so what a disk would have kept is the same.
+    """
+    if "TMPDIR" not in os.environ and MEMORY.is_dir() and os.access(MEMORY, os.W_OK):
+        if shutil.disk_usage(MEMORY).free >= MEMORY_BYTES_MIN:
+            os.environ["TMPDIR"] = str(MEMORY)
+            tempfile.tempdir = None
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected out of every later search for garbage: it lives to the end."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose the device and the tests for it; say what is left out."""
+    """Choose the place of files, the device and the tests for it; say what is left out."""
+    _work_in_memory()
     url = config.getoption("--device")
     if url is None:
         return
@@ -81,6 +109,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("device")
         for line in named.verdict():
             terminalreporter.line(line)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _remember_golden_runs() -> Iterator[None]:
+    """Compute and read golden runs once for each model."""
+    with pytest.MonkeyPatch.context() as patch:
+        remember_golden_runs(patch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -232,13 +232,23 @@ def prose_of_c(source: str) -> str:
 
 
 @cache
-def quoted() -> tuple[tuple[str, str], ...]:
-    """Return path and prose of every source of the product and its tests."""
-    python = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
-    native = sorted((ROOT / "adapters" / "native").glob("*.[ch]"))
-    found = [(path, prose(path.read_text("utf-8"))) for path in python]
-    found += [(path, prose_of_c(path.read_text("utf-8"))) for path in native]
-    return tuple((str(path.relative_to(ROOT)), text) for path, text in found)
+def sources() -> tuple[tuple[str, str], ...]:
+    """Return path and text of every source of the product and its tests."""
+    paths = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
+    paths += sorted((ROOT / "adapters" / "native").glob("*.[ch]"))
+    return tuple((str(path.relative_to(ROOT)), path.read_text("utf-8")) for path in paths)
+
+
+def found_in_prose(look: Callable[[str], list[str]]) -> dict[str, list[str]]:
+    """Return what ``look`` finds in the prose of every source, by path, where it finds something.
+
+    A source in which it finds nothing at all has nothing in its prose: only the others are read.
+    """
+    found = {}
+    for path, text in sources():
+        if look(text):
+            found[path] = look(prose(text) if path.endswith(".py") else prose_of_c(text))
+    return {path: words for path, words in found.items() if words}
 
 
 def unknown_ids(text: str, known: set[str]) -> list[str]:
@@ -248,8 +258,7 @@ def unknown_ids(text: str, known: set[str]) -> list[str]:
 
 def test_every_quoted_id_exists() -> None:
     known = known_ids()
-    found = {path: unknown_ids(text, known) for path, text in quoted()}
-    assert {path: ids for path, ids in found.items() if ids} == {}
+    assert found_in_prose(lambda text: unknown_ids(text, known)) == {}
 
 
 def test_every_rule_of_the_machines_exists() -> None:
@@ -258,6 +267,16 @@ def test_every_rule_of_the_machines_exists() -> None:
     rules += [coupling.rule for coupling in COUPLINGS]
     for rule in rules:
         assert [part for part in rule.split(", ") if part not in known] == []
+
+
+def test_what_only_code_says_is_no_quotation() -> None:
+    """As the ids below; what stands in the prose of a source is found."""
+    own = str(Path(__file__).relative_to(ROOT))
+    assert unknown_ids(dict(sources())[own], known_ids())
+    found = found_in_prose(
+        lambda text: [word for word in ("known_ids()", "is found") if word in text]
+    )
+    assert found[own] == ["is found"]
 
 
 def test_an_unknown_id_is_found() -> None:
@@ -294,9 +313,7 @@ def test_the_code_refers_only_to_papers_of_this_repository() -> None:
         for folder in ("", "specs", "tests", "models")
         for path in (ROOT / folder).glob("*.md")
     }
-    found = {path: unknown_papers(text, pages) for path, text in quoted()}
-    own = str(Path(__file__).relative_to(ROOT))
-    assert {path: papers for path, papers in found.items() if papers and path != own} == {}
+    assert found_in_prose(lambda text: unknown_papers(text, pages)) == {}
 
 
 def test_a_paper_that_is_not_here_is_found() -> None:

@@ -83,6 +83,8 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 def codeless_ignores(source: str) -> list[int]:
     """Return the lines where a checker is told to look away without saying from what."""
     silenced = re.compile(r"#\s*type:\s*ignore(?!\[[\w-]+)|#\s*noqa(?!:\s*[A-Z]+\d+)", re.I)
+    if not silenced.search(source):
+        return []  # neither in a comment nor elsewhere
     return [line for line, comment in comments(source) if silenced.search(comment)]
 
 

@@ -136,8 +136,9 @@ def test_a_class_that_starves_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> N
         return queueing._choose_prefill(state, model) or queueing._choose_decode(state, model)
 
     monkeypatch.setattr(canaries, "choose_request", greedy)
-    monkeypatch.setattr(bench_schedule, "mixed", lambda size: bench_schedule.endless(1))
-    monkeypatch.setattr(bench_schedule, "long_prompts", lambda size: bench_schedule.endless(1))
+    smallest = bench_schedule.endless(1)
+    for load in ("endless", "mixed", "long_prompts"):
+        monkeypatch.setattr(bench_schedule, load, lambda size: smallest)
     called = laneway("bench", "schedule", "--json")
     assert called.code == 1
     told = {row["id"]: row for row in called.rows}

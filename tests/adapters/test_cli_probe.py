@@ -4,14 +4,19 @@ The checks themselves: ``test_probe.py``. Source: R5.2, R1.2, G22, E31, README.m
 """
 
 import json
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import msgspec
 import pytest
 from support.command_line import MODELS, laneway
 
-from laneway.adapters import read_records
+from laneway.adapters import probe, probe_child, read_records
+from laneway.adapters.calbin import prepare
 
 TINY = MODELS / "tiny-dense"
 NO, USAGE, DEVICE = 1, 2, 3
@@ -26,6 +31,40 @@ def feature(url: str, name: str, calbin: str, *more: object) -> dict[str, Any]:
     found = {each["calbin"]: each for each in row["features"] if each["feature"] == name}
     told: dict[str, Any] = found.get(calbin) or found["any"]
     return told
+
+
+def answer_here(request: probe_child.Request, place: Path) -> Path:
+    """Do in this process what a process of a probe does; return the file with its answer."""
+    asked, answer = place / "request", place / "answer"
+    asked.write_bytes(msgspec.json.encode(request))
+    with mock.patch.object(sys, "argv", ["probe_child", str(asked), str(answer)]):
+        with mock.patch.object(os, "_exit", side_effect=AssertionError), suppress(SystemExit):
+            probe_child.main()
+    return answer
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the checks of a probe run here: a process takes a second, and others show what it is for.
+
+    Why no ``os._exit``: it is for a device that may still be at work, which none of these leaves.
+    """
+
+    def ask(request: probe_child.Request, place: Path, timeout_s: float) -> probe_child.Answer:
+        answer = answer_here(request, place).read_bytes()
+        return msgspec.json.decode(answer, type=probe_child.Answer)
+
+    monkeypatch.setattr(probe, "_ask", ask)
+
+
+@pytest.fixture(scope="module")
+def description(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the first process of a probe says, in a file."""
+    with prepare(TINY) as calbin:
+        request = probe_child.Request(
+            url=VIRTUAL, calbin=str(calbin), check=probe_child.DESCRIBE, seed=1
+        )
+        return answer_here(request, tmp_path_factory.mktemp("description"))
 
 
 @pytest.mark.slow
@@ -65,6 +104,7 @@ def test_a_probe_turns_on_what_it_proved_and_nothing_else(tmp_path: Path) -> Non
     assert [row["tokens"] for row in together] == [row["tokens"] for row in alone]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_a_check_that_fails_is_a_record_that_keeps_the_feature_off(tmp_path: Path) -> None:
     plan, file = tmp_path / "plan", tmp_path / "board.json"
     plan.write_text("fault a kind=counter_skew on=counters field=left n=1 count=inf\n")
@@ -86,6 +126,7 @@ def test_a_check_that_fails_is_a_record_that_keeps_the_feature_off(tmp_path: Pat
     assert feature(VIRTUAL, "two_in_flight", calbin, "--records", file)["on"]
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_what_the_device_says_no_to_is_skipped_and_no_record(tmp_path: Path) -> None:
     file = tmp_path / "board.json"
     done = laneway(
@@ -100,11 +141,13 @@ def test_what_the_device_says_no_to_is_skipped_and_no_record(tmp_path: Path) -> 
 # ---------------------------------------------------------------------------- processes that end
 
 
-def replace_python(folder: Path, monkeypatch: pytest.MonkeyPatch, otherwise: str) -> None:
-    """Let every process but the first, which describes the system, do something else."""
+def replace_python(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, otherwise: str, description: Path
+) -> None:
+    """Let the first process say what the system is, and every other one do something else."""
     script = folder / "python"
     script.write_text(
-        f'#!/bin/sh\ncase "$(cat "$3")" in\n*describe*) exec "{sys.executable}" "$@" ;;\nesac\n'
+        f'#!/bin/sh\ncase "$(cat "$3")" in\n*describe*) exec cp "{description}" "$4" ;;\nesac\n'
         f"{otherwise}\n"
     )
     script.chmod(0o755)
@@ -118,17 +161,21 @@ def replace_python(folder: Path, monkeypatch: pytest.MonkeyPatch, otherwise: str
         ("echo 'no such thing' >&2; exit 9", "exit code 9 and no answer: no such thing"),
         ("exit 0", "exit code 0 and no answer"),
         ('printf "{" > "$4"; exit 0', "exit code 0 and no answer"),
-        ("sleep 600", "no answer within 2 s: its process was ended"),
+        ("sleep 600", "no answer within 1 s: its process was ended"),
     ],
 )
 def test_a_process_that_ends_badly_is_a_failed_check(
-    otherwise: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    otherwise: str,
+    words: str,
+    description: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file = tmp_path / "board.json"
-    replace_python(tmp_path, monkeypatch, otherwise)
+    replace_python(tmp_path, monkeypatch, otherwise, description)
     failed = laneway(
         *("probe", VIRTUAL, "--model", TINY, "--check", "batch", "--record", file),
-        *("--timeout", 2, "--json"),
+        *("--timeout", 1 if otherwise.startswith("sleep") else 60, "--json"),
     )
     assert (failed.code, failed.err) == (NO, "")
     assert [(row["capability"], row["result"]) for row in failed.rows] == [
@@ -153,6 +200,7 @@ def test_a_system_that_cannot_be_described_is_an_error_of_the_device(
 # ---------------------------------------------------------------------------- usage
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_bad_usage_is_refused_in_one_line(tmp_path: Path) -> None:
     file = tmp_path / "notes.txt"
     file.write_text("notes")
@@ -166,6 +214,7 @@ def test_bad_usage_is_refused_in_one_line(tmp_path: Path) -> None:
     laneway("probe", "sim:?overlap=9", "--model", TINY, "--json").refused(USAGE, "overlap")
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_the_answer_of_a_probe_is_json(tmp_path: Path) -> None:
     row = laneway("probe", VIRTUAL, "--model", TINY, "--check", "golden", "--json").done().row
     assert set(row) == {"test", "capability", "result", "value", "note"}
