@@ -175,18 +175,18 @@ class Clients:
     def deliver(self, effects: Iterable[Deliver]) -> None:
         """Hand durable tokens to whoever listens, in order (engine thread)."""
         models, streams = self._models, self._streams
-        model, text = None, None
+        model: int | None = None
         with self._lock:
             for effect in effects:
-                request = effect.request
-                if text is None or models[request] != model:
+                request, position, token = effect.request, effect.position, effect.token
+                if models[request] != model:
                     model = models[request]
                     text = self._text(model)
                     assert text is not None
-                position = effect.position
-                piece = text.take(request, position)
+                    take = text.take
+                piece = take(request, position)
                 for stream in streams[request]:
-                    stream.deliver(position, effect.token, piece, effect.logprobs)
+                    stream.deliver(position, token, piece, effect.logprobs)
 
     def conclude(self, effect: Conclude) -> None:
         """Tell whoever listens the ending (engine thread)."""

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
 from typing import Self
@@ -253,22 +253,20 @@ class Engine:
 
     def _take(self, taken: list[Input]) -> None:
         """Decide and evolve, make durable in one transaction, then let it be seen."""
-        course = self._course
+        course, now_ns, offset_ns = self._course, self._clock.now_ns, self._offset_ns
         steps: list[Step] = []
         effects: list[Effect] = []
         with self._visible:
             for one in taken:
-                at_ns = max(self._now_ns(), course.now_ns)
-                decision = course.decide(one, at_ns)
-                steps.append(
-                    make_step(step=course.step, at_ns=at_ns, taken=one, events=decision.events)
-                )
-                effects.extend(decision.effects)
+                at_ns = max(now_ns() + offset_ns, course.now_ns)
+                events, asked = course.decide(one, at_ns)
+                steps.append(make_step(step=course.step, at_ns=at_ns, taken=one, events=events))
+                effects += asked
             self._journal.append(steps)
             self._durable_step = course.step
             if self._held:
                 self._outbox.extendleft(reversed(self._held.release(self._state)))
-            self._outbox.extend(_device_first(effects))
+            self._outbox += _device_first(effects)
             for step in steps:
                 self._show(step)
             if self._inspect is not None:
@@ -654,19 +652,21 @@ def _check_place(alias: str, source: str | os.PathLike[str]) -> str:
     return path
 
 
-def _device_first(effects: list[Effect]) -> Iterator[Effect]:
-    """Yield what the device is asked, then what clients are told, each in the order decided.
+def _device_first(effects: list[Effect]) -> list[Effect]:
+    """Return what the device is asked, then what clients are told, each in the order decided.
 
     Why: the device waits for its next job; a client that is told a moment later loses nothing.
     """
-    yield from (effect for effect in effects if type(effect) not in _TOLD)
-    yield from (effect for effect in effects if type(effect) in _TOLD)
+    asked = [effect for effect in effects if type(effect) not in _TOLD]
+    return asked + [effect for effect in effects if type(effect) in _TOLD]
 
 
-def _take_tokens(outbox: deque[Effect]) -> Iterator[Deliver]:
+def _take_tokens(outbox: deque[Effect]) -> list[Deliver]:
     """Take the tokens that stand at the front of the outbox, until something else does."""
-    while outbox and isinstance(outbox[0], Deliver):
-        yield outbox.popleft()  # type: ignore[misc]
+    tokens: list[Deliver] = []
+    while outbox and type(outbox[0]) is Deliver:
+        tokens.append(outbox.popleft())  # type: ignore[arg-type]
+    return tokens
 
 
 def _code_version() -> str:
