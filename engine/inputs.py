@@ -280,7 +280,7 @@ class InboxOverflowed:
     count: int
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class SubmitAccepted:
     """The device took the job."""
 
@@ -386,7 +386,7 @@ class RowResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     logprobs: tuple[tuple[int, float], ...] = ()
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class Completed:
     """A job is terminal and done with valid output; logits are already tokens."""
 
@@ -518,7 +518,7 @@ class ThrottleTold:
     chips: tuple[int, ...]
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen(kw_only=True, weakref_slot=False)
 class BufferRestored:
     """Ticket retired, slices and tensors restored, memory wiped (E4)."""
 
