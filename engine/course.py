@@ -11,11 +11,10 @@ thread's alone.
 """
 
 from laneway.engine.canaries import is_examining
-from laneway.engine.cruise import Cruise, find_cruise
+from laneway.engine.cruise import Cruise, find_cruise, group_count
 from laneway.engine.decide import decide
 from laneway.engine.draft import Decision
 from laneway.engine.effects import DeviceEffect, SubmitJob
-from laneway.engine.evolve_run import Run
 from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
 from laneway.engine.state import State
 from laneway.engine.timing import next_wake_ns
@@ -31,8 +30,13 @@ class Course:
         self._state = state
         self._cruise: Cruise | None = None
         self._wake_ns: int | None = None
-        self._proven: Run | None = None
-        """The run of which a job was decided both ways alike."""
+        self._proven: Cruise | None = None
+        """One whose first job was decided both ways alike."""
+
+        self._calm_jobs = 0
+        """Completed jobs in a row without any other input, since a cruise was last looked for in
+        vain. Fewer than there are groups are no sign that these will go on to take turns, and
+        looking is not for nothing."""
 
     @property
     def state(self) -> State:
@@ -64,21 +68,26 @@ class Course:
             return self._complete(taken, at_ns)
         if type(taken) not in _ANSWERS:
             self._proven = None
+            self._calm_jobs = 0
         return decide(self._state, taken, at_ns)
 
     def _complete(self, taken: Completed, at_ns: int) -> Decision:
         """Begin a cruise with this job, or see whether the next one may."""
+        self._calm_jobs += 1
+        if self._calm_jobs < group_count(self._state):
+            return decide(self._state, taken, at_ns)
         cruise = find_cruise(self._state)
         expected = None if cruise is None else cruise.decide(taken, at_ns)
         if cruise is None or expected is None:
             self._proven = None
+            self._calm_jobs = 0
             return decide(self._state, taken, at_ns)
-        if self._proven is not None and cruise.run.is_like(self._proven):
+        if self._proven is not None and cruise.is_like(self._proven):
             self._wake_ns = next_wake_ns(self._state)
             self._cruise = cruise
             return expected
         decision = decide(self._state, taken, at_ns)
-        self._proven = cruise.run if decision == expected else None
+        self._proven = cruise if decision == expected else None
         return decision
 
     def _land(self) -> None:

@@ -1,10 +1,10 @@
 """Decide a run of like decode jobs without moving the state from job to job.
 
-Theory of operation. While the same sequences decode undisturbed, one job after the other has the
-same rows in the same two buffers (evolve_run.py). What a healthy answer to such a job brings is
-then known but for tokens, instants and tickets: ``Cruise`` decides it from the run, and keeps what
-it decided. The state stands still meanwhile. ``land`` moves it to where it belongs: over whole
-pairs of jobs at once, and over what is behind them step by step.
+Theory of operation. While the same sequences decode undisturbed, their groups take turns (ring.py)
+and one job after the other goes through the same two buffers (evolve_run.py). What a healthy answer
+to such a job brings is then known but for tokens, instants and tickets: ``Cruise`` decides it from
+the groups, and keeps what it decided. The state stands still meanwhile. ``land`` moves it to where
+it belongs: over whole pairs of jobs at once, and over what is behind them step by step.
 
 A cruise decides only what it is sure of. Any other input, and any answer that is not that of a job
 whose rows all go on, it leaves to ``decide``, after landing. It ends before the first job after
@@ -20,7 +20,6 @@ import attrs
 from laneway.engine.counting import JOBS_BETWEEN_READINGS
 from laneway.engine.draft import Decision
 from laneway.engine.effects import (
-    Deliver,
     Effect,
     KvOperation,
     RestoreBuffer,
@@ -28,24 +27,18 @@ from laneway.engine.effects import (
     SubmitRow,
 )
 from laneway.engine.evolve import fold
-from laneway.engine.evolve_run import Run, find_run, skip
+from laneway.engine.evolve_run import Run
 from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
+from laneway.engine.plan import takes_rows
 from laneway.engine.ports import make_step
-from laneway.engine.sampling import Sampling
+from laneway.engine.ring import Group, find_ring, keep, land
 from laneway.engine.state import JobState, ModelState, State
 from laneway.engine.throttling import patience
 from laneway.statemachines import Event
 
-JOBS_MAX = 256
-"""Jobs of a cruise, so that landing is short and every so many jobs are decided the long way."""
-
-
-Member = tuple[int, int, int, int, Sampling, tuple[int, ...], list[int] | None, int | None]
-"""One row of every job of a run: lane, owner, start, generated, sampling, prompt, output, logprobs.
-
-``start`` and ``generated`` are the length of its lane and the tokens of its request before the
-first job's token; ``output`` grows with them where the sampler looks at it.
-"""
+JOBS_MAX, LAPS_MAX = 256, 16
+"""Jobs of a cruise, or turns of each group, so that landing is short and every so many jobs are
+decided the long way."""
 
 
 @attrs.define
@@ -53,13 +46,14 @@ class Cruise:
     """A run under way: what is constant in it, what was decided, and the state it began at.
 
     ``jobs_left``: how many jobs may still be completed in it; from ``until_ns`` on something is
-    due. ``job`` is the last one planned, with its ``ticket`` once it is accepted. ``tokens`` are
-    those of whole pairs of jobs, up to ``pair``; ``behind`` are the decided inputs after those.
+    due. ``job`` is the last one planned, with its ``ticket`` once it is accepted; ``at`` is its
+    group. ``pair``: step, instant, when the last job was planned and its ticket, after those that
+    the groups keep; ``behind`` are the decided inputs after those, ``completed`` the jobs in them.
     """
 
     state: State
     run: Run
-    members: tuple[Member, ...]
+    groups: tuple[Group, ...]
     patience: int
     jobs_left: int
     until_ns: int
@@ -67,14 +61,20 @@ class Cruise:
     ticket: int
     now_ns: int
     step: int
+    at: int = 0
     turn: int = 0
     accepted: bool = True
     restored: bool = True
     planned_ns: int = 0
-    tokens: list[tuple[int, ...]] = attrs.Factory(list)
     pair: tuple[int, int, int, int] = (0, 0, 0, 0)
     behind: list[tuple[Input, int, tuple[Event, ...]]] = attrs.Factory(list)
-    behind_tokens: list[tuple[int, ...]] = attrs.Factory(list)
+    completed: list[tuple[int, tuple[int, ...]]] = attrs.Factory(list)
+
+    def is_like(self, other: "Cruise") -> bool:
+        """Return whether two are of the same groups in the same lanes and buffers."""
+        theirs = {(tuple(one.run.owners), one.run.lanes) for one in other.groups}
+        mine = {(tuple(one.run.owners), one.run.lanes) for one in self.groups}
+        return mine == theirs and self.run.is_beside(other.run)
 
     def decide(self, taken: Input, at_ns: int) -> Decision | None:
         """Return what follows from an input, or None, having changed nothing: land first."""
@@ -92,29 +92,28 @@ class Cruise:
         self.step += 1
         self.now_ns = at_ns
         self.behind.append((taken, at_ns, decision.events))
-        if self.accepted and self.restored and len(self.behind_tokens) == 2:
+        if self.accepted and self.restored and len(self.completed) == 2:
             self._keep_pair()
         return decision
 
     def land(self) -> None:
         """Move the state to where the last decision left it."""
         state = self.state
-        if self.tokens:
-            step, now_ns, planned_ns, ticket = self.pair
-            skip(
-                *(state, self.run, self.tokens),
-                step=step,
-                now_ns=now_ns,
-                planned_ns=planned_ns,
-                ticket=ticket,
-            )
+        step, now_ns, planned_ns, ticket = self.pair
+        land(
+            *(state, self.groups),
+            step=step,
+            now_ns=now_ns,
+            planned_ns=planned_ns,
+            ticket=ticket,
+        )
         for taken, at_ns, events in self.behind:
             fold(state, make_step(step=state.step + 1, at_ns=at_ns, taken=taken, events=events))
 
     def _keep_pair(self) -> None:
-        """Keep of two whole jobs what ``skip`` needs."""
-        self.tokens += self.behind_tokens
-        self.behind_tokens.clear()
+        """Keep of two whole jobs what it takes to move the state over them at once."""
+        keep(self.groups, self.completed, self.run.job)
+        self.completed.clear()
         self.behind.clear()
         self.pair = (self.step, self.now_ns, self.planned_ns, self.ticket)
 
@@ -135,7 +134,7 @@ class Cruise:
         return Decision(self.run.restored(turn), ())
 
     def _complete(self, taken: Completed, at_ns: int) -> Decision | None:
-        run, job, turn = self.run, self.job, self.turn
+        run, job, turn, group = self.run, self.job, self.turn, self.groups[self.at]
         own = (job, self.ticket, run.epoch, run.generation)
         if (
             (taken.job, taken.ticket, taken.epoch, taken.generation) != own
@@ -143,49 +142,29 @@ class Cruise:
             or not self.jobs_left
             or at_ns >= self.until_ns
             or taken.kv_effect != "applied"
-            or len(taken.rows) != len(self.members)
+            or len(taken.rows) != len(group.members)
         ):
             return None
         for row in taken.rows:
             if row.fault or row.stop_hit:
                 return None
         tokens = tuple([row.token for row in taken.rows])
-        if not run.ends.isdisjoint(tokens):
+        if not group.run.ends.isdisjoint(tokens):
             return None
-        decision = Decision(run.completed(job, turn), self._effects(taken, tokens))
-        self.behind_tokens.append(tokens)
+        effects: list[Effect] = [
+            RestoreBuffer(model=run.model, buffer=run.buffers[turn], job=job, ticket=taken.ticket)
+        ]
+        effects += group.take(job, taken.rows, tokens)
+        self.at = (self.at + 1) % len(self.groups)
+        then = self.groups[self.at]
+        effects.append(self._submit(job + 1, run.buffers[1 - turn], *then.plan(job + 1)))
+        self.completed.append((job, tokens))
         self.jobs_left -= 1
         self.job = job + 1
         self.turn = 1 - turn
         self.accepted = self.restored = False
         self.planned_ns = at_ns
-        return decision
-
-    def _effects(self, taken: Completed, tokens: tuple[int, ...]) -> tuple[Effect, ...]:
-        """Return what the world is asked: the buffer back, the tokens told, the next job run."""
-        run, job = self.run, self.job
-        buffer, after = run.buffers[self.turn], run.buffers[1 - self.turn]
-        done = job - run.job
-        told: list[Effect] = [
-            RestoreBuffer(model=run.model, buffer=buffer, job=job, ticket=taken.ticket)
-        ]
-        due: list[KvOperation] = []
-        reserve: list[KvOperation] = []
-        rows: list[SubmitRow] = []
-        for member, result, token in zip(self.members, taken.rows, tokens, strict=True):
-            lane, owner, start, generated, sampling, prompt, output, logprobs = member
-            position, start = generated + done, start + done
-            told.append(Deliver(owner, position, token, result.logprobs))
-            due.append(KvOperation("COMMIT", lane, start, start + 1, job))
-            reserve.append(KvOperation("RESERVE", lane, start + 1, start + 2, job + 1))
-            before: tuple[int, ...] = ()
-            if output is not None:
-                output.append(token)
-                before = tuple(output)
-            row = (lane, owner, (token,), start + 1, sampling, position + 1)
-            rows.append(SubmitRow(*row, prompt, before, (), logprobs))
-        told.append(self._submit(job + 1, after, (*due, *reserve), tuple(rows)))
-        return tuple(told)
+        return Decision(group.run.completed(job, turn, then=then.run), tuple(effects))
 
     def _submit(
         self,
@@ -214,24 +193,28 @@ class Cruise:
 # ---------------------------------------------------------------------------- finding
 
 
+def group_count(state: State) -> int:
+    """Return how many groups of sequences seem to take turns."""
+    job = next(iter(state.jobs.values()), None)
+    return 1 + len(state.decode_ready) // len(job.rows) if job is not None else 1
+
+
 def find_cruise(state: State) -> Cruise | None:
     """Return the cruise that may begin at a state, None if something else may be due in it."""
-    if len(state.jobs) != 1 or len(state.models) != 1 or state.decode_ready:
-        return None  # seen at once, since every completion asks
-    if not _is_calm(state):
+    if len(state.jobs) != 1 or len(state.models) != 1 or not _is_calm(state):
         return None
     (job,), (model,) = state.jobs.values(), state.models.values()
     until_ns = _until_ns(state, model)
     if not _is_plain(state, model, job) or until_ns <= state.now_ns:
         return None
-    run = find_run(state)
-    jobs_left = 0 if run is None else _jobs_left(state, model, job)
-    if run is None or jobs_left < 1:
+    groups = find_ring(state, model, rows_max=_rows_max(state, model))
+    jobs_left = _jobs_left(state, model, groups) if groups else 0
+    if jobs_left < 1:
         return None
     return Cruise(
         state=state,
-        run=run,
-        members=_members(state, job),
+        run=groups[0].run,
+        groups=groups,
         patience=patience(state),
         jobs_left=jobs_left,
         until_ns=until_ns,
@@ -269,18 +252,32 @@ def _is_plain(state: State, model: ModelState, job: JobState) -> bool:
     )
 
 
-def _jobs_left(state: State, model: ModelState, job: JobState) -> int:
+def _rows_max(state: State, model: ModelState) -> int:
+    """Return how many rows a decode job of a model has where enough requests are ready."""
+    facts = model.facts
+    assert facts is not None
+    sizes = [
+        size.batch_max
+        for size in facts.tasks["decode"]
+        if takes_rows(state, facts, size, size.batch_max)
+    ]
+    return min(state.limits.batch_rows_max, max(sizes, default=0))
+
+
+def _jobs_left(state: State, model: ModelState, groups: tuple[Group, ...]) -> int:
     """Return after how many jobs at most nothing is due yet, by counts."""
     limits, ledger, canary = state.limits, state.device.ledger, model.canary
-    requests = [state.requests[row.owner] for row in job.rows]
-    if any(len(one.tokens) < one.min_tokens for one in requests):
-        return 0  # until then a row carries the tokens that must not be drawn
-    left = min(one.max_tokens - len(one.tokens) - 1 for one in requests)
+    left = max(JOBS_MAX, LAPS_MAX * len(groups))
+    for index, group in enumerate(groups):
+        requests = [state.requests[owner] for owner in group.run.owners]
+        if any([len(one.tokens) < one.min_tokens for one in requests]):
+            return 0  # until then a row carries the tokens that must not be drawn
+        turns = min([one.max_tokens - len(one.tokens) - 1 for one in requests])
+        left = min(left, index + turns * len(groups))
     if limits.canary_jobs:
         left = min(left, limits.canary_jobs - canary.jobs - 1)
     ended = ledger.finished + ledger.failed + ledger.aborted
-    left = min(left, JOBS_BETWEEN_READINGS - ended % JOBS_BETWEEN_READINGS - 1)
-    return min(left, JOBS_MAX)
+    return min(left, JOBS_BETWEEN_READINGS - ended % JOBS_BETWEEN_READINGS - 1)
 
 
 def _until_ns(state: State, model: ModelState) -> int:
@@ -290,16 +287,3 @@ def _until_ns(state: State, model: ModelState) -> int:
     if limits.canary_idle_ns:
         until_ns = min(until_ns, model.canary.since_ns + limits.canary_idle_ns)
     return until_ns
-
-
-def _members(state: State, job: JobState) -> tuple[Member, ...]:
-    members: list[Member] = []
-    for row in job.rows:
-        request = state.requests[row.owner]
-        sampling = request.sampling
-        prompt = request.prompt if sampling.counts_prompt else ()
-        output = list(request.tokens) if sampling.counts_output else None
-        before = (row.from_tokens, len(request.tokens))
-        own = (sampling, prompt, output, request.logprobs)
-        members.append((row.lane, row.owner, *before, *own))
-    return tuple(members)

@@ -48,21 +48,24 @@ class Run:
     owners: list[int]
     ends: frozenset[int]
 
-    def is_like(self, other: "Run") -> bool:
-        """Return whether two runs are of the same sequences in the same lanes and buffers."""
-        mine = (self.owners, self.lanes, self.model, self.epoch, self.generation)
-        theirs = (other.owners, other.lanes, other.model, other.epoch, other.generation)
-        return mine == theirs and set(self.buffers) == set(other.buffers)
+    def is_beside(self, other: "Run") -> bool:
+        """Return whether two runs are of the same generation and buffers."""
+        mine = (self.model, self.epoch, self.generation, set(self.buffers))
+        return mine == (other.model, other.epoch, other.generation, set(other.buffers))
 
-    def completed(self, job: int, turn: int) -> tuple[Event, ...]:
-        """Return the events of a job's completion; ``turn`` is 0 or 1 and says which buffer."""
+    def completed(self, job: int, turn: int, *, then: "Run | None" = None) -> tuple[Event, ...]:
+        """Return the events of a job's completion; ``turn`` is 0 or 1 and says which buffer.
+
+        ``then``: the sequences of the next job, where they are others.
+        """
+        others = self if then is None else then
         done, committed = self._completing[turn]
         after = self.buffers[1 - turn]
         plan = {
             "buffer": after,
             "model": self.model,
             "origin": "request",
-            "owners": self.owners,
+            "owners": others.owners,
             "task": "decode",
         }
         following = {"job": job + 1}
@@ -70,7 +73,9 @@ class Run:
             done,
             self._event("job", (job,), "complete", "submitted", "completed"),
             committed,
-            self._event("lane", self.lanes, "reserve", "ready", "reserved", {"by": 1, **following}),
+            self._event(
+                "lane", others.lanes, "reserve", "ready", "reserved", {"by": 1, **following}
+            ),
             self._event("buffer", (after,), "acquire", "free", "preparing", following),
             self._event("job", (job + 1,), "plan", "drafted", "planned", plan),
         )
@@ -123,17 +128,23 @@ class Run:
         return make_event(machine, entities, trigger, source, dest, *own, data)
 
 
-def find_run(state: State) -> Run | None:
-    """Return the run that a state stands before, None if its next job may be unlike the last."""
+def find_run(state: State, *, others_ready: bool = False) -> Run | None:
+    """Return the run that a state stands before, None if its next job may be unlike the last.
+
+    ``others_ready``: others may be ready to go in between.
+    """
     if len(state.jobs) != 1:
         return None
     (job,) = state.jobs.values()
     model = state.models.get(job.model)
     if model is None or model.facts is None or not _is_undisturbed(state, job, model):
         return None
+    if state.decode_ready and not others_ready:
+        return None
     buffer = state.buffers[job.buffer]
     after = _next_buffer(state, model, job, buffer)
-    if after is None or not _counts_alike(state, model, buffer) or not _rows_are_alike(state, job):
+    alike = after is not None and _counts_alike(state, model, buffer)
+    if after is None or not alike or not _rows_are_alike(state, job, by_last=not others_ready):
         return None
     owners = [row.owner for row in job.rows]
     return Run(
@@ -154,7 +165,7 @@ def _is_undisturbed(state: State, job: JobState, model: ModelState) -> bool:
     """Return whether a decode job of requests is in flight and nothing else waits for a turn."""
     known = (job.state, job.task, job.origin) == ("submitted", "decode", "request")
     odd = job.suspected or job.recall_until_ns or job.overlapped or model.canary.went
-    waiting = state.reserving or state.decode_ready or state.prefill_again or state.chunking
+    waiting = state.reserving or state.prefill_again or state.chunking
     return known and not odd and not waiting and job.epoch == state.device.epoch
 
 
@@ -183,13 +194,17 @@ def _counts_alike(state: State, model: ModelState, buffer: BufferState) -> bool:
     return batch in model.canary.batches and device.refusals_in_a_row == device.backoff_tries == 0
 
 
-def _rows_are_alike(state: State, job: JobState) -> bool:
-    """Return whether every row carries one token of a request that decodes, after such a job."""
+def _rows_are_alike(state: State, job: JobState, *, by_last: bool) -> bool:
+    """Return whether every row carries one token of a request that decodes, after such a job.
+
+    ``by_last``: that was the job right before this one.
+    """
     number = job.number
     for row in job.rows:
         request, lane = state.requests.get(row.owner), state.lanes[row.lane]
         length = row.from_tokens
-        before = KvOperation("COMMIT", row.lane, length - 1, length, number - 1)
+        carried = lane.carried[0].transaction if lane.carried and not by_last else number - 1
+        before = KvOperation("COMMIT", row.lane, length - 1, length, carried)
         if (
             request is None
             or (request.state, request.job, request.alone) != ("decoding", number, False)

@@ -22,6 +22,7 @@ from laneway.engine.inputs import (
     TimePassed,
 )
 from laneway.engine.ports import Step
+from laneway.engine.ring import Group
 from laneway.engine.state import State, copy, freeze, initial_state
 
 STEPS = list(islice(life(), 400))
@@ -131,8 +132,8 @@ def test_a_run_whose_job_was_decided_differently_does_not_cruise(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A condition the cruise knows nothing of: it would ask one thing less."""
-    real = Cruise._effects
-    monkeypatch.setattr(Cruise, "_effects", lambda self, *given: real(self, *given)[:-1])
+    real = Group.take
+    monkeypatch.setattr(Group, "take", lambda self, *given: real(self, *given)[:-1])
     course, plain = Course(state_before(start)), state_before(start)
     for step in STEPS[start : start + 12]:
         found = course.decide(step.taken, step.at_ns)

@@ -14,7 +14,7 @@ from laneway.engine import Limits, Request, Sampling
 
 ANSWERS = ("Completed", "SubmitAccepted", "BufferRestored")
 SCHEDULES = 8
-LIVES = 6
+LIVES = 4
 
 
 def test_every_step_of_drawn_schedules_is_decided_the_same_both_ways(
@@ -38,6 +38,17 @@ def test_every_step_of_long_answers_is_decided_the_same_both_ways(
         assert ways[answer] > 10 * LIVES, ways
 
 
+def test_every_step_of_groups_that_take_turns_is_decided_the_same_both_ways(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two and three groups of four, one job in flight; somebody leaves or comes in between."""
+    ways = decide_both_ways(monkeypatch)
+    for seed in range(LIVES):
+        take_turns(random.Random(seed))
+    for answer in ANSWERS:
+        assert ways[answer] > 10 * LIVES, ways
+
+
 @pytest.mark.soak
 def test_thousands_of_lives_are_decided_the_same_both_ways(
     monkeypatch: pytest.MonkeyPatch,
@@ -46,6 +57,7 @@ def test_thousands_of_lives_are_decided_the_same_both_ways(
     for seed in range(1_000):
         play(draw(seed, kinds=KINDS))
         live(random.Random(seed))
+        take_turns(random.Random(seed))
 
 
 def live(draws: random.Random) -> None:
@@ -84,6 +96,33 @@ def live(draws: random.Random) -> None:
         if draws.random() < 0.2:
             stream.cancel()
             early.append(stream)
+    rig.run()
+    rig.check_answers(ended_early=early)
+    rig.close()
+
+
+def take_turns(draws: random.Random) -> None:
+    """Serve more long answers than a batch takes; they go on in any order of their lanes."""
+    count = 4 * draws.choice((2, 3))
+    rig = Rig(
+        device=FakeDevice(
+            verified=VERIFIED,
+            artifact=lambda model: wide(model, lanes=count, batches=(1, 4), rule="length_zero"),
+        ),
+        limits=Limits(inflight_jobs_max=1, prefill_tokens_max=draws.choice((3, 2048))),
+        canaries=draws.random() < 0.3,
+    )
+    streams = []
+    for number in range(count + draws.choice((0, 0, 1))):
+        prompt = [draws.randint(1, 60) for _ in range(draws.randint(1, 5))]
+        tokens = draws.choice((40, 40, 40, 25))
+        streams.append(rig.submit(prompt, seed=number, max_tokens=tokens, ignore_eos=True))
+        rig.run_actions(draws.choice((0, 0, 5)))
+    early = []
+    if draws.random() < 0.5:
+        rig.run_actions(draws.randint(100, 300))
+        early.append(draws.choice(streams))
+        early[0].cancel()
     rig.run()
     rig.check_answers(ended_early=early)
     rig.close()
