@@ -213,6 +213,8 @@ def _out_of_order(head: Head, step: int) -> str:
 
 
 def _wrong_class(row: Raw) -> str:
+    if isinstance(row[1], float):
+        return "column at_ns is real, not integer"
     found = row[-1]
     names = found.decode("ascii", "replace").split() if isinstance(found, bytes) else []
     for column, expected, name in zip(
