@@ -20,7 +20,7 @@ from laneway.engine.errors import JournalFormatError
 from laneway.statemachines.values import of_tuple
 
 CHAIN_BYTES = 32
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE = 1536
 """Rows that are looked at together."""
 
 STORAGE_CLASSES = b"integer integer text text text blob"
