@@ -20,7 +20,7 @@ from laneway.engine.errors import JournalFormatError
 from laneway.statemachines.values import of_tuple
 
 CHAIN_BYTES = 32
-ROWS_AT_ONCE = 512
+ROWS_AT_ONCE = 1536
 """Rows that are looked at together."""
 
 STORAGE_CLASSES = b"integer integer text text text blob"
@@ -213,6 +213,8 @@ def _out_of_order(head: Head, step: int) -> str:
 
 
 def _wrong_class(row: Raw) -> str:
+    if isinstance(row[1], float):
+        return "column at_ns is real, not integer"
     found = row[-1]
     names = found.decode("ascii", "replace").split() if isinstance(found, bytes) else []
     for column, expected, name in zip(

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -226,6 +227,28 @@ def test_the_core_on_a_device() -> None:
     run_core(journal)
     run_core(journal, fault=True, wall_clock_ns=1_800_000_000_000_000_000)
     assert_alike_at_every_step(journal)
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 64])
+def test_blocks_of_any_size_hold_the_same(
+    count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Blocks that end within a job, between two jobs and between two steps of either buffer."""
+    steps = list(islice(bench_ticks.life(), 170))
+    whole = journal_of(iter(steps))
+    state, read = freeze(fold(whole, code=PLAIN)), list(whole.read())
+    monkeypatch.setattr("laneway.journal.memory.ROWS_AT_ONCE", count)
+    monkeypatch.setattr("laneway.journal.store.ROWS_PER_READ", count)
+    for target in (None, tmp_path / "run.db"):
+        with open_journal(target) as journal:
+            journal.append(steps)
+            assert [len(rows) for rows in journal.blocks()][:-1] == [count] * ((170 - 1) // count)
+            assert [row.step for row in journal.rows(first=30, last=140)] == [*range(30, 141)]
+            assert list(journal.read(first=30, last=140)) == read[29:140]
+            assert freeze(fold(journal)) == state
+            report = verify(journal)
+            assert (report.ok, report.steps) == (True, 170), report.reason
+            assert report.events == sum(len(step.events) for step in steps)
 
 
 def test_a_long_run_is_moved_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
