@@ -201,20 +201,22 @@ class _Text:
         """Set the token at a position; tell whether a stop string is complete with it."""
         if self._first_position is None:
             self._first_position = position - len(self._tokens)
+        if position == self._first_position + len(self._tokens):
+            self._append(token)
+            return self._hit_index is not None
         index = position - self._first_position
-        if not 0 <= index <= len(self._tokens):
+        if not 0 <= index < len(self._tokens):
             expected = self._first_position + len(self._tokens)
             raise InternalError(
                 f"request/{request}: position {position} pushed, {expected} is the next"
             )
-        if index < len(self._tokens) and self._tokens[index] != token:
+        if self._tokens[index] != token:
             if index < self._taken:
                 raise InternalError(
                     f"request/{request}: position {position} was delivered as token"
                     f" {self._tokens[index]} and is pushed again as {token}"
                 )
             self._rebuild(self._tokens[:index])
-        if index == len(self._tokens):
             self._append(token)
         return self._hit_index is not None and index >= self._hit_index
 
@@ -243,10 +245,11 @@ class _Text:
 
     def _append(self, token: int) -> None:
         piece = self._detokeniser.add(token)
-        searched = len(self._tokens) >= self._searched_from
-        self._released.append(self._matcher.add(piece) if searched else piece)
-        if self._matcher.hit and self._hit_index is None:
-            self._hit_index = len(self._tokens)
+        if self._stop and len(self._tokens) >= self._searched_from:
+            piece = self._matcher.add(piece)
+            if self._matcher.hit and self._hit_index is None:
+                self._hit_index = len(self._tokens)
+        self._released.append(piece)
         self._tokens.append(token)
 
 
