@@ -176,6 +176,8 @@ def csr_values(
 
     The one that masks rows is 0 for a row of the batch that is inactive (E15).
     """
+    if not part.csrs:
+        return (npurt.CsrValue * 0)()
     values = [
         npurt.CsrValue(identity, place, 0 if row is None and identity == part.mask else default)
         for identity, per_row, default in part.csrs

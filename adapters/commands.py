@@ -123,7 +123,6 @@ class Commands:
             refusal = SubmitRefused(job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error))
             self._post(refusal)
             return
-        begun_ns = self._clock.now_ns()
         answer, ticket = self._submit(model, generation, buffer, effect)
         if answer.ok and ticket:
             answered: Input = SubmitAccepted(job=effect.job, ticket=ticket)
@@ -142,9 +141,10 @@ class Commands:
         if not ticket:
             self._give_up(effect, buffer, answer)
         else:
+            since_ns = self._clock.now_ns()
             self._waiting.track(
                 Flight(
-                    *(effect, model, generation, buffer, ticket, begun_ns, begun_ns),
+                    *(effect, model, generation, buffer, ticket, since_ns, since_ns),
                     graveyard=self._graveyard,
                 )
             )
@@ -158,8 +158,8 @@ class Commands:
             in_=buffer.pointers[npurt.IN],
             out=buffer.pointers[npurt.OUT],
             kv=model.bank,
-            lanes=ctypes.cast(rows, ctypes.POINTER(npurt.Lane)),
-            csrs=ctypes.cast(csrs, ctypes.POINTER(npurt.CsrValue)) if len(csrs) else None,
+            lanes=rows,
+            csrs=csrs if len(csrs) else None,
             lane_count=len(rows),
             lane_stride=ctypes.sizeof(npurt.Lane),
             csr_count=len(csrs),
@@ -220,14 +220,14 @@ class Commands:
         self, model: LoadedModel, operations: tuple[KvOperation, ...], *, job: int | None
     ) -> KvApplyFailed | None:
         """Apply a list once. Return what failed, or None."""
-        array = model.device_operations(operations)
+        array, tags = model.device_operations(operations)
         bad = ctypes.c_uint32(0)
         answer = self._calls.library.attempt(
             "npurt_kv_apply",
             *(model.bank, array, ctypes.sizeof(npurt.KvOp), len(array), ctypes.byref(bad)),
         )
         if answer.ok:
-            model.note_applied(array)
+            model.lane_tags = tags
             return None
         blamed = operations[min(bad.value, len(operations) - 1)]
         return _kv_failure(blamed, operations, job, answer.code, reason=answer.reason)

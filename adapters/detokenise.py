@@ -12,6 +12,7 @@ tokens is decoded again, with and without the newest, and the difference is the 
 import codecs
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -37,8 +38,8 @@ def detokeniser_maker(tokenizer: Tokenizer, skipped: frozenset[int]) -> Callable
     """Choose how texts of a vocabulary are made; ``skipped`` tokens have no text."""
     decoder = json.loads(tokenizer.to_str())["decoder"]
     if decoder is not None and decoder["type"] == "ByteLevel":
-        byte_of = _bytes_of_characters()
-        return lambda: _ByteLevelDetokeniser(tokenizer, skipped, byte_of)
+        pieces = _Pieces(tokenizer, skipped)
+        return lambda: _ByteLevelDetokeniser(pieces)
     return lambda: _WindowDetokeniser(tokenizer, skipped)
 
 
@@ -61,26 +62,28 @@ def _bytes_of_characters() -> dict[str, int]:
     return table
 
 
-class _ByteLevelDetokeniser:
-    """Text by bytes."""
+class _Pieces(dict[int, tuple[bytes, str | None]]):
+    """What each token of a byte-level vocabulary stands for, worked out once, when it is first met.
 
-    def __init__(
-        self, tokenizer: Tokenizer, skipped: frozenset[int], byte_of: dict[str, int]
-    ) -> None:
+    Its bytes and, where these are whole characters, their text. At most one entry a token id that
+    was asked for, and those are of the vocabulary. Shared by all texts; thread-safe, since two
+    threads that work out the same token write the same.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]) -> None:
+        super().__init__()
         self._tokenizer = tokenizer
         self._skipped = skipped
-        self._byte_of = byte_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._byte_of = _bytes_of_characters()
 
-    def add(self, token: int) -> str:
-        """Return the characters that are complete with one more token."""
-        if token in self._skipped:
-            return ""
-        return self._decoder.decode(self._bytes_of(token))
-
-    def end(self) -> str:
-        """Return U+FFFD if bytes of an incomplete character are left."""
-        return self._decoder.decode(b"", True)
+    def __missing__(self, token: int) -> tuple[bytes, str | None]:
+        """Work out and keep what a token stands for; one that is skipped is nothing."""
+        bytes_ = b"" if token in self._skipped else self._bytes_of(token)
+        text: str | None = None
+        with suppress(UnicodeDecodeError):  # bytes of a part of a character have no text yet
+            text = bytes_.decode()
+        self[token] = (bytes_, text)
+        return bytes_, text
 
     def _bytes_of(self, token: int) -> bytes:
         name = self._tokenizer.id_to_token(token)
@@ -91,6 +94,32 @@ class _ByteLevelDetokeniser:
         except KeyError:
             # An added token is written as it reads, not byte by byte.
             return str(name).encode()
+
+
+class _ByteLevelDetokeniser:
+    """Text by bytes.
+
+    A token of whole characters is its text, unless bytes of a character before it still wait.
+    """
+
+    def __init__(self, pieces: _Pieces) -> None:
+        self._pieces = pieces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._waits = False
+
+    def add(self, token: int) -> str:
+        """Return the characters that are complete with one more token."""
+        bytes_, text = self._pieces[token]
+        if text is not None and not self._waits:
+            return text
+        text = self._decoder.decode(bytes_)
+        self._waits = bool(self._decoder.getstate()[0])
+        return text
+
+    def end(self) -> str:
+        """Return U+FFFD if bytes of an incomplete character are left."""
+        self._waits = False
+        return self._decoder.decode(b"", True)
 
 
 class _WindowDetokeniser:

@@ -68,6 +68,8 @@ from laneway.engine.ports import TextPort
 LOG = logging.getLogger("laneway.adapters.device")
 STOP_TIMEOUT_S = 5.0
 WATCH_EVERY_S = 0.5
+HAND_OVER_S = 0.002
+"""How long the engine sleeps at most until an idle device has its next job."""
 _FLAG_EXCLUSIVE = 1
 
 
@@ -252,11 +254,18 @@ class NpurtDevice:
         return True
 
     def execute(self, effect: DeviceEffect) -> None:
-        """Take one effect; never blocks."""
+        """Take one effect; never waits for the device.
+
+        Where nothing is in flight, the thread that submits goes first, for HAND_OVER_S at most.
+        """
         if self._post is None or self._stopping:
             raise UsageError(f"{self.url} was not started or has ended")
         if self._threads:
-            self._workers[_worker_of(effect)].put(effect)
+            worker = self._workers[_worker_of(effect)]
+            if type(effect) is SubmitJob and self._waiting.is_idle:
+                worker.hand_over(effect, at_most_s=HAND_OVER_S)
+            else:
+                worker.put(effect)
         else:
             self._queue.append(effect)
 

@@ -6,6 +6,7 @@ device counts its bank from 0; epoch and generation are the engine's own and the
 """
 
 import ctypes
+import struct
 from contextlib import ExitStack
 
 import attrs
@@ -16,6 +17,12 @@ from laneway.adapters.trials import TrialRun
 from laneway.engine.effects import KvOperation, SubmitJob
 from laneway.engine.errors import InternalError
 from laneway.engine.ports import TextPort
+
+_KV_OP = struct.Struct("@4I2Q")
+_LANE = struct.Struct("@4IQ")
+"""npurt_kv_op and npurt_lane, field by field: ctypes takes several times as long for each."""
+
+_VERBS = npurt.KV_VERBS
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -70,47 +77,48 @@ class LoadedModel:
             raise InternalError(f"lane/{lane} does not belong to model/{self.number}")
         return lane - current.lane_first
 
-    def device_operations(self, operations: tuple[KvOperation, ...]) -> ctypes.Array[npurt.KvOp]:
-        """Translate an operation list.
+    def device_operations(
+        self, operations: tuple[KvOperation, ...]
+    ) -> tuple[ctypes.Array[npurt.KvOp], dict[int, int]]:
+        """Translate an operation list; tell also the lane tags once it has been applied.
 
         A lane's tag is the transaction of the reservation that bound it, until it is released.
         """
         tags = dict(self.lane_tags)
         array = (npurt.KvOp * len(operations))()
-        for entry, operation in zip(array, operations, strict=True):
-            lane = self.lane_index(operation.lane)
-            entry.op = npurt.KV_VERBS[operation.verb]
-            entry.lane = lane
-            entry.from_len = operation.from_tokens
-            entry.to_len = operation.to_tokens
-            entry.txn = operation.transaction
-            if operation.verb == "RESERVE":
-                entry.seq_tag = tags.setdefault(lane, operation.transaction)
-            elif operation.verb == "RELEASE":
-                entry.seq_tag = tags.pop(lane, 0)
+        at = 0
+        for operation in operations:
+            lane, verb = self.lane_index(operation.lane), operation.verb
+            if verb == "RESERVE":
+                tag = tags.setdefault(lane, operation.transaction)
+            elif verb == "RELEASE":
+                tag = tags.pop(lane, 0)
             else:
-                entry.seq_tag = tags.get(lane, 0)
-        return array
-
-    def note_applied(self, operations: ctypes.Array[npurt.KvOp]) -> None:
-        """Remember which sequences are bound after an operation list was applied."""
-        for entry in operations:
-            if entry.op == npurt.KV_VERBS["RESERVE"]:
-                self.lane_tags[entry.lane] = entry.seq_tag
-            elif entry.op == npurt.KV_VERBS["RELEASE"]:
-                self.lane_tags.pop(entry.lane, None)
+                tag = tags.get(lane, 0)
+            _KV_OP.pack_into(
+                array,
+                at,
+                _VERBS[verb],
+                lane,
+                operation.from_tokens,
+                operation.to_tokens,
+                tag,
+                operation.transaction,
+            )
+            at += _KV_OP.size
+        return array, tags
 
     def device_rows(self, effect: SubmitJob) -> ctypes.Array[npurt.Lane]:
         """Translate the rows of a job; entry i is row i, all zero where that is inactive (E15)."""
         rows = effect.batch_rows
         array = (npurt.Lane * len(rows))()
-        for entry, row in zip(array, rows, strict=True):
+        tags = self.lane_tags
+        for place, row in enumerate(rows):
             if row is None:
                 continue
             lane = self.lane_index(row.lane)
-            entry.lane = lane
-            entry.active = 1
-            entry.tokens = len(row.tokens)
-            entry.kv_len = row.start
-            entry.seq_tag = self.lane_tags.get(lane, 0)
+            _LANE.pack_into(
+                *(array, place * _LANE.size, lane, 1),
+                *(len(row.tokens), row.start, tags.get(lane, 0)),
+            )
         return array

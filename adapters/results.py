@@ -5,7 +5,9 @@ The logits are read where the device wrote them, and only because the completion
 """
 
 import hashlib
+from collections.abc import Sequence
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,36 @@ from laneway.engine.logprobs import Logprobs, allocate_logprobs
 from laneway.engine.sampling_arrays import SamplingArrays
 
 
+@attrs.frozen(eq=False)
+class Prepared:
+    """What reading the output of one job needs beside the output; of nobody else's job.
+
+    ``rows`` are those of the batch by place. Why: it is known when the job is submitted, and can be
+    made while the device computes.
+    """
+
+    effect: SubmitJob
+    rows: tuple[SubmitRow | None, ...]
+    sampling: SamplingArrays
+    tokens: NDArray[np.int32]
+    status: NDArray[np.int8]
+    logprobs: Logprobs | None
+
+
+def prepare(effect: SubmitJob) -> Prepared:
+    """Write down what is asked of the rows of a job. Raises: ValueError for a row without seed."""
+    rows = effect.batch_rows
+    count = len(rows)
+    return Prepared(
+        effect,
+        rows,
+        _wanted(rows),
+        np.empty(count, np.int32),
+        np.empty(count, np.int8),
+        _room_for_logprobs(effect.rows, count),
+    )
+
+
 class Results:
     """Postprocessing for one caller at a time, with working memory by vocabulary size.
 
@@ -34,41 +66,56 @@ class Results:
         self._samplers = samplers
         self._sampling: dict[int, SamplingThreads] = {}
 
-    def read(self, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
+    def read(
+        self,
+        effect: SubmitJob,
+        model: LoadedModel,
+        buffer: Buffer,
+        prepared: Prepared | None = None,
+    ) -> tuple[RowResult, ...]:
         """Sample or judge every row of a job whose output is valid, in the order of the job.
 
-        Raises: InternalError if the submodel has no logits of the documented form.
+        What was ``prepared`` for another job is not used.
+        Raises: InternalError if the submodel has no logits of the documented form; ValueError for a
+        row without seed.
         """
-        rows = effect.batch_rows
-        count = len(rows)
-        logits = read_logits(buffer, model.vocabulary)[:count]
-        tokens, status = np.empty(count, np.int32), np.empty(count, np.int8)
+        if prepared is None or prepared.effect is not effect:
+            prepared = prepare(effect)
+        logits = read_logits(buffer, model.vocabulary)[: len(prepared.rows)]
         sampling = self._sampling.get(model.vocabulary)
         if sampling is None:
             sampling = SamplingThreads(model.vocabulary, self._samplers)
             self._sampling[model.vocabulary] = sampling
-        logprobs = _room_for_logprobs(effect.rows, count)
-        sampling.sample(logits, _wanted(rows), tokens, status, logprobs)
-        digests = buffer.output("kv_digest")
+        sampling.sample(
+            logits, prepared.sampling, prepared.tokens, prepared.status, prepared.logprobs
+        )
+        if effect.origin == "request":
+            return _request_results(model, buffer, prepared)
+        return self._trial_results(model, buffer, prepared, logits)
+
+    def _trial_results(
+        self, model: LoadedModel, buffer: Buffer, prepared: Prepared, logits: NDArray[np.uint16]
+    ) -> tuple[RowResult, ...]:
+        """Return what golden, canary and warm-up rows gave; their tokens are nobody's text."""
+        origin = prepared.effect.origin
+        digests = _digests(buffer, len(prepared.rows))
         results = []
-        for index, row in enumerate(rows):
+        for index, row in enumerate(prepared.rows):
             if row is None:
                 continue
-            fault = _fault_of(int(status[index]))
-            token = int(tokens[index])
+            fault = _fault_of(int(prepared.status[index]))
             verdict = ""
-            if effect.origin in ("golden", "canary") and not fault:
+            if origin in ("golden", "canary") and not fault:
                 verdict = _judge(model, row, logits[index])
                 if self._exact and verdict == EQUAL:
-                    verdict = _hold_bits(effect.origin, model, row, logits[index])
+                    verdict = _hold_bits(origin, model, row, logits[index])
             results.append(
                 RowResult(
-                    token=token if row.sampling is not None else NO_TOKEN,
-                    stop_hit=_push_text(model, effect, row, token),
+                    token=int(prepared.tokens[index]) if row.sampling is not None else NO_TOKEN,
                     fault=fault,
                     verdict=verdict,
-                    kv_digest=None if digests is None else int(digests.reshape(-1)[index]),
-                    logprobs=() if logprobs is None else logprobs.of_row(index),
+                    kv_digest=digests[index],
+                    logprobs=_logprobs_of(prepared, index),
                 )
             )
         return tuple(results)
@@ -121,6 +168,40 @@ def _room_for_logprobs(rows: tuple[SubmitRow, ...], count: int) -> Logprobs | No
     return None if all(row.logprobs is None for row in rows) else allocate_logprobs(count)
 
 
+def _request_results(
+    model: LoadedModel, buffer: Buffer, prepared: Prepared
+) -> tuple[RowResult, ...]:
+    """Return what the rows of requests gave, and hand every sampled token to its text."""
+    push = model.text.push
+    digests = _digests(buffer, len(prepared.rows))
+    tokens, status = prepared.tokens.tolist(), prepared.status.tolist()
+    return tuple(
+        [
+            RowResult(
+                token=token,
+                stop_hit=token != NO_TOKEN and push(row.owner, row.generated, token),
+                fault=_fault_of(code) if code else "",
+                kv_digest=digest,
+                logprobs=_logprobs_of(prepared, index),
+            )
+            for index, (row, token, code, digest) in enumerate(
+                zip(prepared.rows, tokens, status, digests, strict=True)
+            )
+            if row is not None
+        ]
+    )
+
+
+def _digests(buffer: Buffer, count: int) -> Sequence[int | None]:
+    """Return the device's digest of each row's KV, None for each where it tells none."""
+    digests = buffer.output("kv_digest")
+    return (None,) * count if digests is None else digests.reshape(-1)[:count].tolist()
+
+
+def _logprobs_of(prepared: Prepared, index: int) -> tuple[tuple[int, float], ...]:
+    return () if prepared.logprobs is None else prepared.logprobs.of_row(index)
+
+
 def _fault_of(status: int) -> str:
     if status == ROW_OK:
         return ""
@@ -144,10 +225,3 @@ def _hold_bits(origin: str, model: LoadedModel, row: SubmitRow, bits: NDArray[np
     elif model.golden_bits.get(key, digest) != digest:
         return "within the tolerance, but its bits are not those of the golden run at the load"
     return EQUAL
-
-
-def _push_text(model: LoadedModel, effect: SubmitJob, row: SubmitRow, token: int) -> bool:
-    """Hand a sampled token of a request to its text; tell whether a stop string is complete."""
-    if effect.origin != "request" or token == NO_TOKEN:
-        return False
-    return model.text.push(row.owner, row.generated, token)

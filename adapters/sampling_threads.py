@@ -35,6 +35,9 @@ class SamplingThreads:
 
         Shapes, Raises: as there.
         """
+        if self._others is None:
+            sample_rows(logits, sampling, self._scratches[0], tokens, status, logprobs)
+            return
         borders = [len(logits) * n // len(self._scratches) for n in range(len(self._scratches) + 1)]
 
         def part(number: int) -> None:
@@ -48,9 +51,7 @@ class SamplingThreads:
                 None if logprobs is None else logprobs.part(rows.start, rows.stop),
             )
 
-        waiting = []
-        if self._others is not None:
-            waiting = [self._others.submit(part, n) for n in range(1, len(self._scratches))]
+        waiting = [self._others.submit(part, n) for n in range(1, len(self._scratches))]
         try:
             part(0)
         finally:

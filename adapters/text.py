@@ -179,7 +179,8 @@ class TokenIdsText:
 class _Text:
     """The text of one request by position; entry i belongs to the i-th generated token.
 
-    Text released before token ``searched_from`` is not searched for stop strings.
+    Text released before token ``searched_from`` is not searched for stop strings. Where there are
+    none, text is made when it is taken: the device waits for whoever pushes, not for who takes.
     """
 
     def __init__(
@@ -201,26 +202,29 @@ class _Text:
         """Set the token at a position; tell whether a stop string is complete with it."""
         if self._first_position is None:
             self._first_position = position - len(self._tokens)
+        if position == self._first_position + len(self._tokens):
+            self._append(token)
+            return self._hit_index is not None
         index = position - self._first_position
-        if not 0 <= index <= len(self._tokens):
+        if not 0 <= index < len(self._tokens):
             expected = self._first_position + len(self._tokens)
             raise InternalError(
                 f"request/{request}: position {position} pushed, {expected} is the next"
             )
-        if index < len(self._tokens) and self._tokens[index] != token:
+        if self._tokens[index] != token:
             if index < self._taken:
                 raise InternalError(
                     f"request/{request}: position {position} was delivered as token"
                     f" {self._tokens[index]} and is pushed again as {token}"
                 )
             self._rebuild(self._tokens[:index])
-        if index == len(self._tokens):
             self._append(token)
         return self._hit_index is not None and index >= self._hit_index
 
     def take(self, request: int, position: int) -> str:
         """Return the text released at a position; before any push, counted from 0."""
         index = position - (self._first_position or 0)
+        self._release()
         if not 0 <= index < len(self._released):
             raise InternalError(f"request/{request}: position {position} was not pushed")
         self._taken = max(self._taken, index + 1)
@@ -230,6 +234,7 @@ class _Text:
         """Return the rest of the text after so many tokens; None is all."""
         if tokens is not None and tokens < len(self._tokens):
             self._rebuild(self._tokens[:tokens])
+        self._release()
         return self._matcher.add(self._detokeniser.end()) + self._matcher.end()
 
     def _rebuild(self, tokens: Iterable[int]) -> None:
@@ -242,12 +247,19 @@ class _Text:
             self._append(token)
 
     def _append(self, token: int) -> None:
-        piece = self._detokeniser.add(token)
-        searched = len(self._tokens) >= self._searched_from
-        self._released.append(self._matcher.add(piece) if searched else piece)
-        if self._matcher.hit and self._hit_index is None:
-            self._hit_index = len(self._tokens)
         self._tokens.append(token)
+        if self._stop:
+            self._release()
+
+    def _release(self) -> None:
+        """Make the text of every token that has none yet."""
+        for index in range(len(self._released), len(self._tokens)):
+            piece = self._detokeniser.add(self._tokens[index])
+            if self._stop and index >= self._searched_from:
+                piece = self._matcher.add(piece)
+                if self._matcher.hit and self._hit_index is None:
+                    self._hit_index = index
+            self._released.append(piece)
 
 
 def _read(source: bytes | str | PathLike[str]) -> Tokenizer:

@@ -27,7 +27,7 @@ from laneway.adapters.buffers import Buffer, bury_buffer
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_health, read_record, read_times
 from laneway.adapters.loaded import Generation, LoadedModel
-from laneway.adapters.results import Results
+from laneway.adapters.results import Prepared, Results, prepare
 from laneway.engine.clock import Clock
 from laneway.engine.effects import SubmitJob
 from laneway.engine.errors import DeviceError
@@ -75,6 +75,9 @@ class Flight:
     looked_ns: int
     graveyard: Graveyard = attrs.field(kw_only=True)
     phase: str = "queued"
+    prepared: Prepared | None = None
+    """What reading its output needs, made while the device computes."""
+
     doubts: tuple[str, ...] = ()
     """The kinds of doubt about its state that were reported."""
 
@@ -126,7 +129,16 @@ class Waiting:
         self._results.close()
 
     def track(self, flight: Flight) -> None:
-        """Wait for a ticket from now on; its acceptance was posted before."""
+        """Wait for a ticket from now on; its acceptance was posted before.
+
+        Before, while the device computes, what reading its output needs is made: whoever waits has
+        nothing left to do then but to read.
+        """
+        try:
+            flight.prepared = prepare(flight.effect)
+        except Exception as error:
+            # The same is met when the output is read, and ends the job there.
+            LOG.warning("ticket %d: its output will not be readable: %s", flight.ticket, error)
         with self._changed:
             self._flights[flight.ticket] = flight
             self._changes += 1
@@ -294,14 +306,14 @@ class Waiting:
         effect = flight.effect
         begun_ns = self._clock.now_ns()
         try:
-            rows = self._results.read(effect, flight.model, flight.buffer)
+            rows = self._results.read(effect, flight.model, flight.buffer, flight.prepared)
         except Exception as error:
             # The device is done but its answer cannot be used: the job must still end, once.
             reason = f"the output could not be read: {type(error).__name__}: {error}"
             self._fault(flight, npurt.Code.INTERNAL, kind="call", reason=reason, record=record)
             return
-        found = any(row.fault == "numeric" for row in rows)
-        if record.h.flags & npurt.NUMERIC_FLAG and not found:
+        told = record.h.flags & npurt.NUMERIC_FLAG
+        if told and not any(row.fault == "numeric" for row in rows):
             # The device says that its numbers are abnormal and no row shows it: none is believed.
             rows = tuple(
                 msgspec.structs.replace(row, token=NO_TOKEN, fault="numeric") for row in rows

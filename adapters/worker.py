@@ -24,6 +24,7 @@ class Worker:
     def __init__(self, name: str, work: Callable[[DeviceEffect], None]) -> None:
         self._work = work
         self._queue: queue.SimpleQueue[DeviceEffect | None] = queue.SimpleQueue()
+        self._awaited: tuple[DeviceEffect, threading.Lock] | None = None
         self._thread = threading.Thread(target=self._run, name=f"laneway-{name}", daemon=True)
 
     @property
@@ -39,12 +40,31 @@ class Worker:
         """Take one effect; never blocks."""
         self._queue.put(effect)
 
+    def hand_over(self, effect: DeviceEffect, *, at_most_s: float) -> None:
+        """Take one effect, and sleep until it was carried out, for a bounded time.
+
+        Only one thread may hand over. Why sleep: a thread that goes on with Python keeps the
+        interpreter, and this one would get it late and lose it again at every call into the device.
+        """
+        done = threading.Lock()
+        done.acquire()
+        self._awaited = (effect, done)
+        self._queue.put(effect)
+        done.acquire(timeout=at_most_s)
+
     def stop(self, *, timeout_s: float) -> bool:
         """End after what is queued; return whether the thread ended in time."""
         self._queue.put(None)
         if self._thread.is_alive() and not self.is_current:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
+
+    def _carry_out(self, effect: DeviceEffect) -> None:
+        self._work(effect)
+        awaited = self._awaited
+        if awaited is not None and awaited[0] is effect:
+            self._awaited = None
+            awaited[1].release()
 
     def _run(self) -> None:
         effect = self._queue.get()
@@ -53,9 +73,9 @@ class Worker:
             if type(effect) is RestoreBuffer and not self._queue.empty():
                 after = self._queue.get()
                 if after is None:
-                    self._work(effect)
+                    self._carry_out(effect)
                     return
                 if type(after) is SubmitJob:
                     effect, after = after, effect
-            self._work(effect)
+            self._carry_out(effect)
             effect = after if after is not None else self._queue.get()

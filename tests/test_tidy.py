@@ -25,6 +25,7 @@ CATCHES_ALL = {
     ("adapters/cli.py", "main"): "printed as one line; the exit code says which kind it was",
     ("adapters/discover.py", "_describe"): "a broken entry point is listed with its error",
     ("adapters/waiting.py", "_complete"): "posted as DeviceFaulted of kind call",
+    ("adapters/waiting.py", "track"): "met again when the output is read, and told there",
     ("adapters/device.py", "_run"): "posted as DeviceFaulted of kind call",
     ("adapters/device.py", "_wait_for_one"): "posted as DeviceFaulted of kind call",
     ("adapters/probe_checks.py", "_run"): "kept; the check fails with it",

@@ -29,6 +29,7 @@ from laneway.adapters.device import NpurtDevice
 from laneway.adapters.library import find_library
 from laneway.adapters.loaded import LoadedModel
 from laneway.adapters.packing import pack
+from laneway.adapters.results import Prepared
 from laneway.engine.effects import (
     ApplyKv,
     CloseDevice,
@@ -736,11 +737,13 @@ def test_abnormal_numbers_are_a_fault_of_their_row(
 ) -> None:
     read = driven.device._waiting._results.read
 
-    def spoil(effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> tuple[RowResult, ...]:
+    def spoil(
+        effect: SubmitJob, model: LoadedModel, buffer: Buffer, *given: Prepared | None
+    ) -> tuple[RowResult, ...]:
         logits = buffer.output("logits")
         assert logits is not None
         logits.reshape(4, -1)[1, 17] = 0x7FC0
-        return read(effect, model, buffer)
+        return read(effect, model, buffer, *given)
 
     monkeypatch.setattr(driven.device._waiting._results, "read", spoil)
     rows = tuple(row((1, 2, 3), lane=lane, owner=lane) for lane in range(3))

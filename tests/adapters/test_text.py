@@ -369,3 +369,35 @@ def test_stop_strings_are_looked_for_from_the_least_number_of_tokens_on(least: i
     assert hits == [i >= first for i in range(6)]
     released = "".join(text.take(1, position) for position in range(6))
     assert released + text.finish(1) == "ababab"[:first]
+
+
+def test_without_stop_strings_text_is_made_when_it_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device waits for whoever pushes, so a push does no more than it must."""
+    text = TokenizerText(TOKENIZER)
+    decoded: list[int] = []
+    make = text._detokeniser
+
+    class Counting:
+        def __init__(self) -> None:
+            self._real = make()
+
+        def add(self, token: int) -> str:
+            decoded.append(token)
+            return self._real.add(token)
+
+        def end(self) -> str:
+            return self._real.end()
+
+    monkeypatch.setattr(text, "_detokeniser", Counting)
+    tokens = text.encode("What was pushed and not taken is told at the end.")
+    text.open(1, stop=())
+    for position, token in enumerate(tokens):
+        assert not text.push(1, position, token)
+    assert decoded == []
+    taken = [text.take(1, 1), text.take(1, 0)]
+    assert decoded == list(tokens)
+    rest = [text.take(1, position) for position in range(2, len(tokens))]
+    assert "".join([taken[1], taken[0], *rest, text.finish(1)]) == text.decode(tokens)
+    assert decoded == list(tokens), "each token is worked out once"

@@ -467,13 +467,13 @@ def tokens_of_another_row(patch: pytest.MonkeyPatch) -> None:
     real = results.Results.read
     last: list[Any] = []
 
-    def read(self: Any, effect: Any, model: Any, buffer: Any) -> Any:
+    def read(self: Any, effect: Any, model: Any, buffer: Any, *given: Any) -> Any:
         logits = buffer.views["logits"]
         kept = np.array(logits)
         if last and last[0].shape == logits.shape and effect.origin == "request":
             logits[...] = last[0]
         last[:] = [kept]
-        return real(self, effect, model, buffer)
+        return real(self, effect, model, buffer, *given)
 
     patch.setattr(results.Results, "read", read)
 

@@ -24,10 +24,12 @@ class LogitsLog:
         self.places: list[tuple[int, ...]] = []
         real = Results.read
 
-        def read(results: Results, effect: SubmitJob, model: LoadedModel, buffer: Buffer) -> Any:
+        def read(
+            results: Results, effect: SubmitJob, model: LoadedModel, buffer: Buffer, *given: Any
+        ) -> Any:
             if effect.origin == "request":
                 self._take(effect, model, buffer)
-            return real(results, effect, model, buffer)
+            return real(results, effect, model, buffer, *given)
 
         patch.setattr(Results, "read", read)
 
