@@ -1,6 +1,7 @@
 """The folders at the root are the packages, by one table (pyproject.toml) and its links."""
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -56,7 +57,11 @@ def nested_modules(folder: Path) -> list[str]:
 def bare_imports(source: str, folders: Iterable[str]) -> list[str]:
     """Return the imports of a package folder under its bare name."""
     names = set(folders)
-    found = []
+    found: list[str] = []
+    # A file in which no line begins such an import is not parsed.
+    begun = rf"(?:from\s*\.|(?:import|from)\b[^\n]*(?<![.\w])(?:{'|'.join(names)})\b)"
+    if not re.search(rf"^(?:[^\n]*[;:])?\s*{begun}|\\\n", source, re.M):
+        return found
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found += [a.name for a in node.names if a.name.partition(".")[0] in names]

@@ -38,10 +38,10 @@ def test_a_run_without_faults_ends_every_request_in_one_incarnation() -> None:
 def test_a_run_under_faults_goes_on_after_resets(tmp_path: Path) -> None:
     plan = tmp_path / "plan"
     plan.write_text(PLAN)
-    report = soak(0.05, plan)
+    report = soak(0.03, plan)
     assert report.ok, attrs.asdict(report)
     assert report.resets > 1 and report.incarnations == 1
-    again = soak(0.05, plan)
+    again = soak(0.03, plan)
     for one in (report, again):
         one.memory_growth_kib = 0
     assert again == report, "one seed is one run"
@@ -51,7 +51,7 @@ def test_a_device_that_is_gone_is_followed_by_a_fresh_one(tmp_path: Path) -> Non
     """Row 16: no reset of this process brings it back; the journal goes on in the next one."""
     plan = tmp_path / "plan"
     plan.write_text("fault gone kind=device_lost on=exec every=80 count=inf release=never\n")
-    report = soak(0.05, plan)
+    report = soak(0.03, plan)
     assert report.ok, attrs.asdict(report)
     assert report.incarnations > 1 and report.errors >= 1 and report.resets == 0
 
