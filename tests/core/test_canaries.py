@@ -449,7 +449,7 @@ def test_an_end_at_every_point_of_an_examination(ending: Callable[[Rig], None]) 
     assert total > 10
     for count in range(0, total + 1, 2):
         rig = begin_examination()
-        rig.run_actions(count)
+        rig.run_actions(count, seen=count - 2)
         ending(rig)
         rig.run()
         assert all(one.stream.ended for one in rig.streams)

@@ -298,11 +298,15 @@ def short_rig() -> Rig:
 
 
 def story(rig: Rig, actions: int) -> int:
-    """Serve, ask for a replacement in between, act so often; return the new model's number."""
+    """Serve, ask for a replacement in between, act so often; return the new model's number.
+
+    It is told with one action less before it is told with more.
+    """
+    rig.replays = actions % 4 == 0
     rig.submit([1, 3], max_tokens=3)
     rig.run_actions(3)
     number = rig.ask_replace()
-    rig.run_actions(actions)
+    rig.run_actions(actions, seen=actions - 1)
     return number
 
 

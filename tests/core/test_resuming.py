@@ -104,7 +104,7 @@ def test_what_the_sampler_is_given_is_what_it_was_without_the_fault() -> None:
         rig = Scheduled(WIDE).rig
         rig.replays = count % 5 == 0
         submit(rig)
-        rig.run_actions(count)
+        rig.run_actions(count, seen=count - 3)
         recovery = Recovery(rig)
         recovery.fault_running()
         recovery.recover()
@@ -159,7 +159,7 @@ def test_more_than_a_prefill_takes_goes_in_parts_or_by_decodes(incremental: bool
         rig.replays = count % 10 == 0
         for number, prompt in enumerate(([1, 2, 3], [4, 5, 6, 7, 8, 9], [3])):
             rig.submit(prompt, seed=number, max_tokens=12, ignore_eos=True)
-        rig.run_actions(count)
+        rig.run_actions(count, seen=count - 2)
         recovery = Recovery(rig)
         recovery.fault(None)
         known = {n: len(r.prompt) + len(r.tokens) for n, r in rig.state.requests.items()}

@@ -13,6 +13,7 @@ import attrs
 import numpy as np
 from support.fault_plans import corrupts
 from support.proven import prove
+from support.rig import are_alike
 from support.text_model import Wish, check_result, text_calbin
 from support.watched import WatchedJournal
 
@@ -32,7 +33,7 @@ from laneway.engine import (
 from laneway.engine.inputs import CloseRequested, Input, LoadRequested, UnloadRequested
 from laneway.engine.invariants import check
 from laneway.engine.ports import Step
-from laneway.engine.state import State, freeze
+from laneway.engine.state import State
 from laneway.engine.watch import Watch
 from laneway.journal import open_journal
 from laneway.journal.replay import fold
@@ -285,7 +286,7 @@ class MachineRun:
         with open_journal(self.file, read_only=True) as journal:
             report = prove(journal)
             folded = fold(journal)
-        assert freeze(folded) == freeze(self.state), "I11: the fold is not the live state"
+        assert are_alike(folded, self.state), "I11: the fold is not the live state"
         assert report.steps == self.watch.step, "I11: not every step is in the file"
 
 
