@@ -276,7 +276,7 @@ TestEngineOnBoard = pytest.mark.slow(EngineOnBoard.TestCase)
 PROFILE = settings.get_profile(settings.get_current_profile_name())
 TestEngineOnBoard.settings = settings(
     PROFILE,
-    max_examples=max(10, PROFILE.max_examples // 3),
+    max_examples=max(10, PROFILE.max_examples // 4),
     stateful_step_count=40,
     database=None,
     print_blob=True,
