@@ -80,7 +80,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(5_000, 20, 10)
 
 
 def pytest_configure(config: pytest.Config) -> None:

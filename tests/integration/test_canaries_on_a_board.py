@@ -294,7 +294,7 @@ def test_counters_that_lie_cost_the_second_job_for_good(
         run.real.run()
     assert run.events("device", "distrust") and "counters" in run.ceiling_reason
     run.real.simulator.set_faults("")
-    run.submit(90)
+    run.submit(60)  # with which two are in flight again where that is possible
     run.real.run()
     assert not run.events("device", "relax") and run.ceiling_reason
     assert not run.check() and run.device == "serving"
@@ -309,7 +309,7 @@ def test_results_that_only_polls_find_cost_the_second_job(calbin: Path, tmp_path
     run.until("device", "restrict", within=40)
     assert run.ceiling_reason == "3 results in an hour were found by polls alone"
     run.real.simulator.set_faults("")
-    run.submit(90)
+    run.submit(60)
     run.until("device", "relax", within=400)
     run.real.run()
     assert not run.check()

@@ -7,6 +7,7 @@ fixed script with ``threads=False``, and says aloud, over a pipe, each append th
 everything a client or an observer could see.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -300,6 +301,8 @@ def main() -> None:
     sqlalchemy.create_engine("sqlite://").dispose()  # a call without rights can load nothing more
     with open(os.devnull, "w") as nothing:
         call_command_line(["devices"], nothing, nothing)  # imports what is imported late
+    gc.collect()
+    gc.freeze()  # a search in a life would touch, and so copy, what all lives share
     for line in sys.stdin:
         print(json.dumps(raise_one(json.loads(line))), flush=True)
 
