@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 MEMORY = Path("/dev/shm")
-MEMORY_BYTES_MIN = 4 << 30
+MEMORY_BYTES_MIN = 1 << 30
 
 
 def _work_in_memory() -> None:
