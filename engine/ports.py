@@ -115,7 +115,10 @@ class DevicePort(Protocol):
         ...
 
     def execute(self, effect: DeviceEffect) -> None:
-        """Take one effect for execution; never blocks, never raises for a device's failure."""
+        """Take one effect for execution; never raises for a device's failure.
+
+        Never waits for a device: a thread of the port may go first, for a bounded moment.
+        """
         ...
 
     def step(self) -> bool:
