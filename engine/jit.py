@@ -8,6 +8,8 @@ carries in its cache name a digest of everything it can reach: bytecode, constan
 options of itself and of each inner function, however deep, and of what builds intrinsics.
 """
 
+import builtins
+import dis
 import hashlib
 from collections.abc import Callable
 from types import CodeType, FunctionType
@@ -61,10 +63,24 @@ def _absorb(function: Any, digest: "hashlib.blake2b", seen: set[str]) -> None:
     _absorb_code(code, plain.__globals__, digest, seen)
 
 
+def _globals_of(code: CodeType) -> set[str]:
+    return {
+        one.argval
+        for one in dis.get_instructions(code)
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+
+
 def _absorb_code(
     code: CodeType, scope: dict[str, Any], digest: "hashlib.blake2b", seen: set[str]
 ) -> None:
     """Feed code, the code of functions made inside it, and what both name, into a digest."""
+    for used in _globals_of(code):
+        if used not in scope and not hasattr(builtins, used):
+            raise NameError(
+                f"{code.co_name} uses {used}, which is not defined yet: an entry point stands"
+                " behind all that it reaches, or its machine code outlives a change of that"
+            )
     digest.update(code.co_code)
     plain = tuple(constant for constant in code.co_consts if not isinstance(constant, CodeType))
     digest.update(repr((plain, code.co_names)).encode())

@@ -159,87 +159,6 @@ def _check_rows(
         raise ValueError(f"{name} must be contiguous {dtype}[{rows}]")
 
 
-@entry
-def _sample(
-    logits: NDArray[np.uint16],
-    requests: NDArray[np.void],
-    ids: NDArray[np.int32],
-    values: NDArray[np.float32],
-    tokens: NDArray[np.int32],
-    status: NDArray[np.int8],
-    told_ids: NDArray[np.int32],
-    told_values: NDArray[np.float64],
-    told_lengths: NDArray[np.int64],
-    block_max: NDArray[np.int16],
-    candidates: NDArray[np.uint64],
-    counts: NDArray[np.int32],
-    group_values: NDArray[np.float64],
-    sizes: NDArray[np.int64],
-    weights: NDArray[np.float64],
-    exponentials: NDArray[np.float64],
-    marks: NDArray[np.int32],
-    bits: NDArray[np.uint64],
-    touched_ids: NDArray[np.int32],
-    outputs: NDArray[np.int32],
-    flags: NDArray[np.uint8],
-    bias: NDArray[np.float32],
-    raw: NDArray[np.int16],
-    numbers: NDArray[np.float32],
-    words: NDArray[np.uint32],
-    entries: NDArray[np.uint64],
-) -> bool:
-    """Do the stages of the module docstring for every row; return whether logprobs have room.
-
-    Why so many arrays: to take a named tuple of arrays apart costs several times what they cost.
-    """
-    scratch = Scratch(block_max, candidates, counts, group_values, sizes, weights, exponentials)
-    touched = Touched(marks, bits, touched_ids, outputs, flags, bias, raw, numbers, words, entries)
-    room = told_lengths.size == logits.shape[0]
-    for r in range(logits.shape[0]):
-        if requests[r].logprobs >= 0 and not room:
-            return False
-    for r in range(logits.shape[0]):
-        row = logits[r].view(np.int16)
-        asked = requests[r]
-        tokens[r] = NO_TOKEN
-        status[r] = ROW_OK
-        if room:
-            told_lengths[r] = 0
-        if asked.wanted == WANT_NOTHING:
-            continue
-        top_block = scan_blocks(row, block_max)
-        if top_block < 0:
-            status[r] = fault_of(row)
-            continue
-        if asked.wanted == WANT_SCAN:
-            continue
-        if not _in_range(asked):
-            status[r] = ROW_PARAMETERS
-            continue
-        log_mass = 0.0
-        length = 0
-        if asked.logprobs >= 0:
-            highest = widen(block_max[top_block])
-            log_mass, length = tell_most_likely(
-                row,
-                block_max,
-                highest,
-                asked.logprobs,
-                exponentials,
-                told_ids[r],
-                told_values[r],
-            )
-        token = _choose(row, asked, ids, values, top_block, touched, scratch)
-        if token == NO_TOKEN:
-            status[r] = ROW_PARAMETERS
-        elif asked.logprobs >= 0:
-            told_ids[r, 0] = token
-            told_values[r, 0] = widen(order_key(row[token])) - log_mass
-            told_lengths[r] = length
-        tokens[r] = token
-    return True
-
-
 @inner
 def _choose(
     row: NDArray[np.int16],
@@ -352,3 +271,84 @@ def _in_range(asked: Any) -> bool:
         and 0.0 <= asked.min_p <= 1.0
         and asked.position >= 0
     )
+
+
+@entry
+def _sample(
+    logits: NDArray[np.uint16],
+    requests: NDArray[np.void],
+    ids: NDArray[np.int32],
+    values: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+    status: NDArray[np.int8],
+    told_ids: NDArray[np.int32],
+    told_values: NDArray[np.float64],
+    told_lengths: NDArray[np.int64],
+    block_max: NDArray[np.int16],
+    candidates: NDArray[np.uint64],
+    counts: NDArray[np.int32],
+    group_values: NDArray[np.float64],
+    sizes: NDArray[np.int64],
+    weights: NDArray[np.float64],
+    exponentials: NDArray[np.float64],
+    marks: NDArray[np.int32],
+    bits: NDArray[np.uint64],
+    touched_ids: NDArray[np.int32],
+    outputs: NDArray[np.int32],
+    flags: NDArray[np.uint8],
+    bias: NDArray[np.float32],
+    raw: NDArray[np.int16],
+    numbers: NDArray[np.float32],
+    words: NDArray[np.uint32],
+    entries: NDArray[np.uint64],
+) -> bool:
+    """Do the stages of the module docstring for every row; return whether logprobs have room.
+
+    Why so many arrays: to take a named tuple of arrays apart costs several times what they cost.
+    """
+    scratch = Scratch(block_max, candidates, counts, group_values, sizes, weights, exponentials)
+    touched = Touched(marks, bits, touched_ids, outputs, flags, bias, raw, numbers, words, entries)
+    room = told_lengths.size == logits.shape[0]
+    for r in range(logits.shape[0]):
+        if requests[r].logprobs >= 0 and not room:
+            return False
+    for r in range(logits.shape[0]):
+        row = logits[r].view(np.int16)
+        asked = requests[r]
+        tokens[r] = NO_TOKEN
+        status[r] = ROW_OK
+        if room:
+            told_lengths[r] = 0
+        if asked.wanted == WANT_NOTHING:
+            continue
+        top_block = scan_blocks(row, block_max)
+        if top_block < 0:
+            status[r] = fault_of(row)
+            continue
+        if asked.wanted == WANT_SCAN:
+            continue
+        if not _in_range(asked):
+            status[r] = ROW_PARAMETERS
+            continue
+        log_mass = 0.0
+        length = 0
+        if asked.logprobs >= 0:
+            highest = widen(block_max[top_block])
+            log_mass, length = tell_most_likely(
+                row,
+                block_max,
+                highest,
+                asked.logprobs,
+                exponentials,
+                told_ids[r],
+                told_values[r],
+            )
+        token = _choose(row, asked, ids, values, top_block, touched, scratch)
+        if token == NO_TOKEN:
+            status[r] = ROW_PARAMETERS
+        elif asked.logprobs >= 0:
+            told_ids[r, 0] = token
+            told_values[r, 0] = widen(order_key(row[token])) - log_mass
+            told_lengths[r] = length
+        tokens[r] = token
+    return True

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from laneway.engine.jit import _absorb, inner, inner_inlined
+from laneway.engine import lanes, logits
+from laneway.engine.jit import _absorb, entry, inner, inner_inlined
 
 SOURCE = """
 FACTOR = {factor}
@@ -82,3 +83,29 @@ def test_what_builds_an_intrinsic_changes_the_digest() -> None:
     ]
     assert digest_built() == digests[0]
     assert len(set(digests)) == len(digests)
+
+
+def test_an_entry_point_before_what_it_reaches_is_refused() -> None:
+    """Its name would say nothing of that, and old machine code would be found again."""
+    scope: dict[str, Any] = {"inner": inner, "entry": entry, "__name__": "made"}
+    early = "@entry\ndef first(x):\n    return later(x)\n"
+    later = "@inner\ndef later(x):\n    return x + 1\n"
+    with pytest.raises(NameError, match="first uses later"):
+        exec(early + later, scope)
+    exec(later + early.replace("@entry\n", ""), scope)
+    _absorb(scope["first"], hashlib.blake2b(digest_size=8), set())
+
+
+def test_every_entry_point_is_named_after_all_that_it_reaches() -> None:
+    """What is absorbed now, with every function there, is what was when it was made."""
+    entries: list[Any] = [logits._sample, logits._argmax, logits._numeric_scan, lanes._pack]
+    for made in entries:
+        plain = made.py_func
+        name, _, kept = plain.__qualname__.rpartition("_")
+        again = hashlib.blake2b(digest_size=8)
+        plain.__qualname__ = name
+        try:
+            _absorb(plain, again, set())
+        finally:
+            plain.__qualname__ = f"{name}_{kept}"
+        assert again.hexdigest() == kept, name
