@@ -73,10 +73,13 @@ def run(
 
 
 def _host_share(folder: Path, tokens: int) -> Figure:
-    """T5: the part of a tick in which the device has nothing of it, on the running clock."""
+    """T5: the part of a tick in which the device has nothing of it, on the running clock.
+
+    It has a job from the instant that it accepted it to the one at which its result is there.
+    """
     times = decode_times(folder, depth=1, host_ns=None, tokens=tokens, requests=ROWS)
     period = statistics.median(periods_ns(times))
-    busy = statistics.median(each.visible_ns - each.h2d_begin_ns for each in times)
+    busy = statistics.median(each.visible_ns - each.accept_ns for each in times)
     share = 100 * (period - busy) / period
     return absolute(
         "T5/host", share, "% of a tick", "device, us a tick", busy / 1000, most=T5_HOST_MOST
