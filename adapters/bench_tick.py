@@ -68,8 +68,8 @@ def run(
     us = {name: value / ticks for name, value in took.items()}
     baseline = ("transitions models, same events", us["fire"])
     yield at_most("T1", us["few"], "us/tick", *baseline, limit=T1_LIMIT)
-    apart = at_most("T1/apart", us["apart"], "us/tick", *baseline, limit=T1_LIMIT)
-    yield attrs.evolve(apart, gate="none: three commits a tick", gate_met=None)
+    told = at_most("T1/apart", us["apart"], "us/tick", *baseline, limit=T1_LIMIT)
+    yield attrs.evolve(told, gate="none: three commits a tick", gate_met=None)
     yield at_most("T2", us["many"], "us/tick", "T1", us["few"], limit=T2_LIMIT)
 
 
