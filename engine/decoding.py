@@ -24,7 +24,7 @@ from laneway.engine.evolve_decodes import (
     plan_decodes,
 )
 from laneway.engine.inputs import Completed
-from laneway.engine.plan import Plan
+from laneway.engine.plan import Plan, plan_data
 from laneway.engine.state import JobState, LaneState, RequestState, State
 from laneway.statemachines.event import NO_DATA, make_event
 
@@ -122,18 +122,11 @@ def plan_decode(draft: Draft, chosen: Plan) -> tuple[KvOperation, ...]:
     generation = state.models[chosen.model].generation
     own = (state.device.epoch, generation)
     lanes = tuple([row.lane for row in chosen.rows])
-    planned = {
-        "task": chosen.task,
-        "origin": chosen.origin,
-        "model": chosen.model,
-        "buffer": chosen.buffer,
-        "owners": [row.owner for row in chosen.rows],
-    }
     growth, following = {"job": number, "by": 1}, {"job": number}
     draft.events += (
         make_event("lane", lanes, "reserve", "ready", RESERVED, *own, growth),
         make_event("buffer", (chosen.buffer,), "acquire", "free", ACQUIRED, *own, following),
-        make_event("job", (number,), "plan", "drafted", PLANNED, *own, planned),
+        make_event("job", (number,), "plan", "drafted", PLANNED, *own, plan_data(chosen)),
     )
     job = JobState(
         number=number,

@@ -255,6 +255,13 @@ def skip(
     state.jobs[number] = attrs.evolve(
         job, number=number, rows=tuple(rows), planned_ns=planned_ns, ticket=ticket
     )
+    keep_books(state, job, count)
+    state.step, state.now_ns = step, now_ns
+
+
+def keep_books(state: State, job: JobState, count: int) -> None:
+    """Count an even number of decode jobs, of which ``job`` was the first and is gone."""
+    number = job.number + count
     state.buffers[job.buffer].job = number
     state.next_job = number + 1
     state.models[job.model].canary.jobs += count
@@ -262,4 +269,3 @@ def skip(
     state.device.ledger.finished += count
     paid = count * state.limits.prefill_tokens_per_decode
     state.prefill_debt_tokens = max(0, state.prefill_debt_tokens - paid)
-    state.step, state.now_ns = step, now_ns

@@ -1,6 +1,7 @@
 """A plan: one job to be, as a value, and the rules that every plan must obey, whoever made it."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -29,6 +30,17 @@ class Plan(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     bind: bool = False
     trial: int | None = None
     pair: bool = False
+
+
+def plan_data(chosen: Plan) -> dict[str, Any]:
+    """Return what the event of a job's plan says of it."""
+    return {
+        "task": chosen.task,
+        "origin": chosen.origin,
+        "model": chosen.model,
+        "buffer": chosen.buffer,
+        "owners": [row.owner for row in chosen.rows],
+    }
 
 
 def inflight_ceiling(state: State) -> int:

@@ -17,7 +17,7 @@ from laneway.engine.effects import (
     SubmitJob,
     SubmitRow,
 )
-from laneway.engine.plan import Plan, inflight_ceiling, places_of, validate
+from laneway.engine.plan import Plan, inflight_ceiling, places_of, plan_data, validate
 from laneway.engine.state import State, kv_operation
 from laneway.engine.throttling import patience
 from laneway.engine.trials import choose_trial
@@ -73,14 +73,7 @@ def _move(draft: Draft, chosen: Plan) -> tuple[KvOperation, ...]:
     by = growth[0] if growth.count(growth[0]) == len(growth) else growth
     draft.emit("lane", lanes, "reserve", generation=generation, data={"job": number, "by": by})
     draft.emit("buffer", chosen.buffer, "acquire", generation=generation, data={"job": number})
-    data = {
-        "task": chosen.task,
-        "origin": chosen.origin,
-        "model": chosen.model,
-        "buffer": chosen.buffer,
-        "owners": [row.owner for row in chosen.rows],
-    }
-    draft.emit("job", number, "plan", generation=generation, data=data)
+    draft.emit("job", number, "plan", generation=generation, data=plan_data(chosen))
     return (*due, *(kv_operation("RESERVE", lane) for lane in held))
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import attrs
 
 from laneway.engine.effects import Deliver, KvOperation, SubmitRow
-from laneway.engine.evolve_run import Run, find_run
+from laneway.engine.evolve_run import Run, find_run, keep_books
 from laneway.engine.inputs import RowResult
 from laneway.engine.sampling import Sampling
 from laneway.engine.state import (
@@ -150,13 +150,7 @@ def land(
     state.decode_ready = deque(
         owner for group in (*groups[flying + 1 :], *groups[:flying]) for owner in group.run.owners
     )
-    state.buffers[job.buffer].job = number
-    state.next_job = number + 1
-    state.models[job.model].canary.jobs += count
-    state.device.ledger.submitted += count
-    state.device.ledger.finished += count
-    paid = count * state.limits.prefill_tokens_per_decode
-    state.prefill_debt_tokens = max(0, state.prefill_debt_tokens - paid)
+    keep_books(state, job, count)
     state.step, state.now_ns = step, now_ns
 
 
