@@ -1,8 +1,8 @@
 """Make the values of which a tick makes dozens, at little cost.
 
-Theory of operation. What a job has for each of its rows is a named tuple: it cannot change, takes
-itself apart in one instruction, and ``of_tuple`` makes it from a plain tuple of its fields without
-the detour over its own constructor.
+Theory of operation. What a job has for each of its rows is a frozen struct of `msgspec`, whose
+constructor is in C. A row of a journal is a named tuple: ``of_tuple`` makes it from a plain tuple
+of its fields without the detour over its own constructor.
 
 Other values are of frozen classes. A frozen class forbids assignment, so its own constructor goes
 around that for each field, which takes several times as long as assigning. ``quick`` makes a class
