@@ -6,8 +6,8 @@ a condition that a cruise does not know of is found at its first job, and after 
 ``state`` lands first, so nobody ever sees a state that is not that of the last step; what the loop
 asks again and again is answered without landing.
 
-Whoever holds the engine's lock may call; deciding and the questions of the loop are the engine
-thread's alone.
+Whoever holds the engine's lock may ask for the state; deciding, under the lock, and the questions
+of the loop, without it, are the engine thread's alone.
 """
 
 from laneway.engine.canaries import is_examining
@@ -47,12 +47,14 @@ class Course:
     @property
     def step(self) -> int:
         """The number of the last step."""
-        return self._state.step if self._cruise is None else self._cruise.step
+        cruise = self._cruise
+        return self._state.step if cruise is None else cruise.step
 
     @property
     def now_ns(self) -> int:
         """The instant of the last step."""
-        return self._state.now_ns if self._cruise is None else self._cruise.now_ns
+        cruise = self._cruise
+        return self._state.now_ns if cruise is None else cruise.now_ns
 
     def decide(self, taken: Input, at_ns: int) -> Decision:
         """Take one input at engine time ``at_ns``."""
@@ -91,9 +93,15 @@ class Course:
         return decision
 
     def _land(self) -> None:
-        cruise, self._cruise = self._cruise, None
+        """Let the state be that after the last step.
+
+        Why the cruise is forgotten last: another thread may land for a look, and meanwhile the
+        engine thread is answered by the cruise and does not see a state on its way.
+        """
+        cruise = self._cruise
         if cruise is not None:
             cruise.land()
+            self._cruise = None
 
     # ------------------------------------------------------------------ the loop's questions
 
@@ -110,9 +118,10 @@ class Course:
 
     def is_wanted(self, effect: DeviceEffect) -> bool:
         """Return whether an effect is to be carried out now."""
-        if self._cruise is None:
+        cruise = self._cruise
+        if cruise is None:
             return is_wanted(self._state, effect)
-        return not isinstance(effect, SubmitJob) or effect.job == self._cruise.job
+        return not isinstance(effect, SubmitJob) or effect.job == cruise.job
 
     def withdrawn_job(self, effect: DeviceEffect) -> int | None:
         """Return the job that an effect which is not carried out takes back with it, or None."""

@@ -12,6 +12,7 @@ from laneway.adapters.bench_ticks import life
 from laneway.engine.course import Course
 from laneway.engine.cruise import Cruise, find_cruise
 from laneway.engine.decide import decide
+from laneway.engine.effects import SubmitJob
 from laneway.engine.inputs import (
     BufferRestored,
     Completed,
@@ -161,6 +162,28 @@ def test_another_input_ends_a_cruise_and_is_decided_at_its_state(start: int) -> 
     at_ns = STEPS[start + 10].at_ns
     assert course.decide(TimePassed(), at_ns) == decide(plain, TimePassed(), at_ns)
     assert course._cruise is None and freeze(course.state) == freeze(plain)
+
+
+def test_the_loop_is_answered_while_another_thread_lands(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look lands; the state has no job for a moment, and the submit is wanted all the same."""
+    course = Course(state_before(start))
+    for step in STEPS[start : start + 9]:
+        course.decide(step.taken, step.at_ns)
+    decision = course.decide(STEPS[start + 9].taken, STEPS[start + 9].at_ns)
+    (submit,) = [one for one in decision.effects if isinstance(one, SubmitJob)]
+    real = Group.land
+    seen: list[tuple[Any, ...]] = []
+
+    def land(group: Group, state: State, flying: int | None) -> None:
+        seen.append((len(state.jobs), course.is_wanted(submit), course.is_examining()))
+        seen.append((course.step, course.now_ns, course.wake_ns()))
+        real(group, state, flying)
+
+    monkeypatch.setattr(Group, "land", land)
+    assert submit.job in course.state.jobs
+    assert seen == [(0, True, False), (STEPS[start + 9].step, STEPS[start + 9].at_ns, None)]
 
 
 @pytest.mark.parametrize(
