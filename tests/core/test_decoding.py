@@ -86,8 +86,8 @@ def live(draws: random.Random) -> None:
             [draws.randint(1, 60) for _ in range(draws.randint(1, 5))],
             seed=number,
             max_tokens=draws.randint(15, 40),
-            min_tokens=draws.choice((0, 0, 9)),
-            ignore_eos=draws.random() < 0.8,
+            min_tokens=(least := draws.choice((0, 0, 9))),
+            ignore_eos=draws.random() < 0.8 or least > 0,  # the fake masks nothing
         )
         if draws.random() < 0.3:
             penalties = Sampling(seed=number, repetition_penalty=1.2)
