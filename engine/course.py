@@ -6,8 +6,8 @@ a condition that a cruise does not know of is found at its first job, and after 
 ``state`` lands first, so nobody ever sees a state that is not that of the last step; what the loop
 asks again and again is answered without landing.
 
-Whoever holds the engine's lock may ask for the state; deciding, under the lock, and the questions
-of the loop, without it, are the engine thread's alone.
+All of it is the engine thread's alone, but for ``standing``, which others may read under the
+engine's lock: a caller may be interrupted anywhere, and half a landing is no state.
 """
 
 from laneway.engine.canaries import is_examining
@@ -33,6 +33,9 @@ class Course:
         self._proven: Cruise | None = None
         """One whose first job was decided both ways alike."""
 
+        self.grounded = False
+        """Whether somebody waits for a look, so that no cruise is to begin."""
+
         self._calm_jobs = 0
         """Completed jobs in a row without any other input, since a cruise was last looked for in
         vain. Fewer than there are groups are no sign that these will go on to take turns, and
@@ -40,9 +43,22 @@ class Course:
 
     @property
     def state(self) -> State:
-        """The state after the last step."""
-        self._land()
+        """The state after the last step; lands."""
+        self.land()
         return self._state
+
+    @property
+    def standing(self) -> State:
+        """The state without landing: models, aliases and device are as after the last step.
+
+        What belongs to requests and jobs may be as it was when a cruise began.
+        """
+        return self._state
+
+    @property
+    def is_cruising(self) -> bool:
+        """Whether the state stands still."""
+        return self._cruise is not None
 
     @property
     def step(self) -> int:
@@ -63,20 +79,20 @@ class Course:
             decision = cruise.decide(taken, at_ns)
             if decision is not None:
                 return decision
-            if not cruise.jobs_left:
-                self._proven = None
-            self._land()
+            self._proven = None
+            self.land()
         if type(taken) is Completed:
             return self._complete(taken, at_ns)
         if type(taken) not in _ANSWERS:
-            self._proven = None
             self._calm_jobs = 0
+        if type(taken) not in _ANSWERS or self._frees_another_buffer(taken):
+            self._proven = None
         return decide(self._state, taken, at_ns)
 
     def _complete(self, taken: Completed, at_ns: int) -> Decision:
         """Begin a cruise with this job, or see whether the next one may."""
         self._calm_jobs += 1
-        if self._calm_jobs < group_count(self._state):
+        if self.grounded or self._calm_jobs < group_count(self._state):
             return decide(self._state, taken, at_ns)
         cruise = find_cruise(self._state)
         expected = None if cruise is None else cruise.decide(taken, at_ns)
@@ -92,11 +108,20 @@ class Course:
         self._proven = cruise if decision == expected else None
         return decision
 
-    def _land(self) -> None:
+    def _frees_another_buffer(self, taken: Input) -> bool:
+        """Return whether a buffer comes back that the proven run does not go through.
+
+        Then a smaller batch may have one that had none.
+        """
+        if self._proven is None or type(taken) is not BufferRestored:
+            return False
+        return taken.buffer not in self._proven.run.buffers
+
+    def land(self) -> None:
         """Let the state be that after the last step.
 
-        Why the cruise is forgotten last: another thread may land for a look, and meanwhile the
-        engine thread is answered by the cruise and does not see a state on its way.
+        Why the cruise is forgotten last: whoever asks meanwhile is answered by it and does not see
+        a state on its way.
         """
         cruise = self._cruise
         if cruise is not None:

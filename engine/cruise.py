@@ -79,7 +79,7 @@ class Cruise:
     def decide(self, taken: Input, at_ns: int) -> Decision | None:
         """Return what follows from an input, or None, having changed nothing: land first."""
         decision: Decision | None = None
-        if at_ns < self.now_ns:
+        if not self.now_ns <= at_ns < self.until_ns:
             return None
         if type(taken) is Completed:
             decision = self._complete(taken, at_ns)
@@ -140,7 +140,6 @@ class Cruise:
             (taken.job, taken.ticket, taken.epoch, taken.generation) != own
             or not (self.accepted and self.restored)
             or not self.jobs_left
-            or at_ns >= self.until_ns
             or taken.kv_effect != "applied"
             or len(taken.rows) != len(group.members)
         ):
@@ -274,16 +273,20 @@ def _jobs_left(state: State, model: ModelState, groups: tuple[Group, ...]) -> in
             return 0  # until then a row carries the tokens that must not be drawn
         turns = min([one.max_tokens - len(one.tokens) - 1 for one in requests])
         left = min(left, index + turns * len(groups))
-    if limits.canary_jobs:
+    if limits.canary_jobs and model.empty_lanes:
         left = min(left, limits.canary_jobs - canary.jobs - 1)
     ended = ledger.finished + ledger.failed + ledger.aborted
     return min(left, JOBS_BETWEEN_READINGS - ended % JOBS_BETWEEN_READINGS - 1)
 
 
 def _until_ns(state: State, model: ModelState) -> int:
-    """Return from when on something is due by time: a health probe, a canary."""
+    """Return from when on something is due by time: a health probe, a canary.
+
+    Without an empty lane no canary can begin, however long it is due; and none becomes empty in a
+    cruise.
+    """
     limits = state.limits
     until_ns = state.device.health_ns + limits.health_every_ns
-    if limits.canary_idle_ns:
+    if limits.canary_idle_ns and model.empty_lanes:
         until_ns = min(until_ns, model.canary.since_ns + limits.canary_idle_ns)
     return until_ns

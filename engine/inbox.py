@@ -21,6 +21,7 @@ class Inbox:
         self._queue: deque[Input] = deque()
         self._arrived = threading.Condition(threading.Lock())
         self._sleeping = 0
+        self._woken = False
         self._overflowed = 0
         self._closed: BaseException | None = None
 
@@ -70,19 +71,22 @@ class Inbox:
             return taken
 
     def wait(self, timeout_s: float | None) -> None:
-        """Block until an input is there, the inbox is closed, or the time is over."""
+        """Block until an input is there, somebody wakes, the inbox is closed, or time is over."""
         with self._arrived:
             self._sleeping += 1
             try:
                 self._arrived.wait_for(
-                    lambda: bool(self._queue) or self._closed is not None, timeout=timeout_s
+                    lambda: bool(self._queue) or self._woken or self._closed is not None,
+                    timeout=timeout_s,
                 )
             finally:
                 self._sleeping -= 1
+                self._woken = False
 
     def wake(self) -> None:
-        """Let a waiting engine thread look again."""
+        """Let a waiting engine thread look again, or not begin to wait."""
         with self._arrived:
+            self._woken = True
             self._arrived.notify_all()
 
     def close(self, cause: BaseException | None = None) -> None:

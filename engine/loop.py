@@ -30,7 +30,15 @@ from laneway.engine.checking import (
 from laneway.engine.clients import Clients
 from laneway.engine.clock import Clock, wall_clock_ns
 from laneway.engine.course import Course
-from laneway.engine.effects import Conclude, Deliver, Effect, LoadBack
+from laneway.engine.effects import (
+    ApplyKv,
+    Conclude,
+    Deliver,
+    Effect,
+    LoadBack,
+    RestoreBuffer,
+    SubmitJob,
+)
 from laneway.engine.errors import (
     ConfigurationError,
     EngineClosedError,
@@ -67,6 +75,7 @@ from laneway.engine.subscription import Subscription
 LOG = logging.getLogger("laneway.engine")
 SECOND_NS = 1_000_000_000
 _TOLD = (Deliver, Conclude)
+_OF_JOBS = (SubmitJob, RestoreBuffer, ApplyKv)
 REQUEST_MAX = (1 << 63) - 1
 
 
@@ -129,6 +138,9 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._ended = False
+        self._looks = 0
+        """How many callers wait for the engine thread to land."""
+
         try:
             journal.claim()
         except BaseException:
@@ -175,8 +187,29 @@ class Engine:
 
     @property
     def _state(self) -> State:
-        """The state after the last step, for whoever holds the lock."""
+        """The state after the last step (engine thread)."""
         return self._course.state
+
+    def _look(self) -> State:
+        """Return the state after the last step to a caller who holds the lock.
+
+        The engine thread lands for it: nobody else changes the state.
+        """
+        mine = self._thread is None or threading.current_thread() is self._thread
+        if self._course.is_cruising and not mine:
+            self._looks += 1
+            try:
+                self._inbox.wake()
+                self._visible.wait_for(lambda: self._ended or not self._course.is_cruising)
+            finally:
+                self._looks -= 1
+        return self._state
+
+    def _land(self) -> None:
+        """Let those look who wait for it (engine thread)."""
+        with self._visible:
+            self._course.land()
+            self._visible.notify_all()
 
     # ------------------------------------------------------------------ the loop
 
@@ -224,16 +257,20 @@ class Engine:
     def _run(self) -> None:
         """Be the engine thread: take what waits, or sleep until something arrives or is due."""
         while not self._ended:
-            taken = self._inbox.take(self._batch_max)
-            if not taken and self._is_time():
-                taken = [TimePassed()]
-            if not taken:
-                self._inbox.wait(self._sleep_s())
-                continue
             try:
+                if self._looks:
+                    self._guarded(self._land)
+                taken = self._inbox.take(self._batch_max)
+                if not taken and self._is_time():
+                    taken = [TimePassed()]
+                if not taken:
+                    self._inbox.wait(self._sleep_s())
+                    continue
                 self._guarded(self._take, taken)
                 self._guarded(self._act_all)
             except Exception:
+                if self._failure is None:
+                    raise
                 return  # logged and told to everybody by _guarded
         self._finish(EngineClosedError("the engine was closed"))
 
@@ -257,6 +294,7 @@ class Engine:
         steps: list[Step] = []
         effects: list[Effect] = []
         with self._visible:
+            course.grounded = self._looks > 0
             for one in taken:
                 at_ns = max(now_ns() + offset_ns, course.now_ns)
                 events, asked = course.decide(one, at_ns)
@@ -407,7 +445,7 @@ class Engine:
     def _model_of(self, sha256: str) -> int | None:
         """Return the number of a model of an artifact that has its text side, or None."""
         with self._visible:
-            for model in self._state.models.values():
+            for model in self._course.standing.models.values():
                 if model.facts is not None and model.facts.sha256 == sha256:
                     return model.number
         return None
@@ -428,7 +466,7 @@ class Engine:
         """
         path = _check_place(alias, source)
         number = self._ask_model(lambda n: LoadRequested(model=n, alias=alias, source=path))
-        self._wait_for(lambda: self._loads.has_ended(self._state, number))
+        self._wait_for(lambda: self._loads.has_ended(self._course.standing, number))
         if (reason := self._loads.reason(number)) is not None:
             raise ModelError(f"model {alias!r} was not loaded: {reason}")
         return number
@@ -446,7 +484,7 @@ class Engine:
         """
         path = _check_place(alias, source)
         number = self._ask_model(lambda n: ReplaceRequested(model=n, alias=alias, source=path))
-        self._wait_for(lambda: self._loads.is_replaced(self._state, number))
+        self._wait_for(lambda: self._loads.is_replaced(self._course.standing, number))
         if (reason := self._loads.reason(number)) is not None:
             serves = self._loads.describe_serving(number, self.model_number(alias))
             raise ModelError(f"model {alias!r} was not replaced: {reason}; {serves}")
@@ -489,14 +527,14 @@ class Engine:
         if number is None:
             raise ModelError(f"no model {alias!r} is served")
         self._inbox.ask(lambda: UnloadRequested(model=number), urgent=True)
-        self._wait_for(lambda: self._loads.is_gone(self._state, number))
+        self._wait_for(lambda: self._loads.is_gone(self._course.standing, number))
         if (reason := self._loads.reason(number)) is not None:
             raise ModelError(f"model {alias!r} was not unloaded: {reason}")
 
     def model_number(self, alias: str) -> int | None:
         """Return the number of the model that serves an alias, or None."""
         with self._visible:
-            return self._state.aliases.get(alias)
+            return self._course.standing.aliases.get(alias)
 
     # ------------------------------------------------------------------ looking
 
@@ -511,9 +549,10 @@ class Engine:
     def snapshot(self) -> Snapshot:
         """Return an immutable picture of the state after the last durable step."""
         with self._visible:
-            if self._failure is not None:
+            state = self._look() if self._failure is None else None
+            if state is None or self._failure is not None:
                 return take_snapshot(fold_journal(self._journal)[0])
-            return take_snapshot(self._state)
+            return take_snapshot(state)
 
     def metrics(self) -> MetricsPicture:
         """Return a picture of all metrics after the last durable step (R15.1)."""
@@ -545,7 +584,7 @@ class Engine:
         """Return liveness and readiness with the reason (E29)."""
         with self._visible:
             alive = self._failure is None and not self._ended
-            picture = take_snapshot(self._state)
+            picture = take_snapshot(self._course.standing)
             return picture.health(alive=alive, failure=self._failure, step=self._durable_step)
 
     # ------------------------------------------------------------------ the end
@@ -655,9 +694,12 @@ def _check_place(alias: str, source: str | os.PathLike[str]) -> str:
 def _device_first(effects: list[Effect]) -> list[Effect]:
     """Return what the device is asked, then what clients are told, each in the order decided.
 
-    Why: the device waits for its next job; a client that is told a moment later loses nothing.
+    Why: the device waits for its next job; a client that is told a moment later loses nothing. Not
+    where anything else than jobs and KV is asked: a model that goes takes its text side with it.
     """
     asked = [effect for effect in effects if type(effect) not in _TOLD]
+    if not all([type(effect) in _OF_JOBS for effect in asked]):
+        return effects
     return asked + [effect for effect in effects if type(effect) in _TOLD]
 
 

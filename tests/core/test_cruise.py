@@ -56,6 +56,12 @@ def cruise(start: int) -> Cruise:
     return found
 
 
+def due_canary(state: State) -> None:
+    """Let a canary be due after the next job, and have a lane."""
+    state.models[1].canary.jobs = 999
+    state.models[1].empty_lanes.append(99)
+
+
 def row(taken: Completed, **change: Any) -> Completed:
     """Change the answer of one row."""
     rows = list(taken.rows)
@@ -93,8 +99,23 @@ def test_time_that_falls_is_not_its_business(cruise: Cruise, start: int) -> None
 
 
 def test_it_ends_when_something_is_due(cruise: Cruise, start: int) -> None:
+    """With any answer: where two jobs may be in flight, each may let a canary begin."""
     assert cruise.decide(STEPS[start].taken, cruise.until_ns) is None
     assert cruise.decide(STEPS[start].taken, cruise.until_ns - 1) is not None
+    for step in STEPS[start + 1 : start + 3]:
+        assert cruise.decide(step.taken, cruise.until_ns) is None
+        assert cruise.decide(step.taken, cruise.until_ns - 1) is not None
+
+
+def test_a_canary_that_can_have_no_lane_ends_nothing(start: int) -> None:
+    state = state_before(start)
+    state.models[1].canary.jobs = 999
+    state.models[1].canary.since_ns = -(1 << 60)
+    cruise = find_cruise(copy(state))
+    assert cruise is not None and cruise.jobs_left > 1
+    plain = copy(state)
+    for step in STEPS[start : start + 9]:
+        assert cruise.decide(step.taken, step.at_ns) == decide(plain, step.taken, step.at_ns)
 
 
 @pytest.mark.parametrize("missing", [SubmitAccepted, BufferRestored])
@@ -140,6 +161,20 @@ def test_a_run_whose_job_was_decided_differently_does_not_cruise(
         found = course.decide(step.taken, step.at_ns)
         assert course._cruise is None
         assert found == decide(plain, step.taken, step.at_ns)
+
+
+@pytest.mark.parametrize("buffer", [99, None])
+def test_a_buffer_of_another_batch_that_comes_back_asks_for_a_proof_anew(
+    start: int, buffer: int | None
+) -> None:
+    """Then a smaller batch may have a buffer that had none, and takes the next job."""
+    course = Course(state_before(start))
+    for step in STEPS[start : start + 3]:
+        course.decide(step.taken, step.at_ns)
+    if buffer is not None:
+        course.decide(BufferRestored(buffer=buffer, job=1), STEPS[start + 2].at_ns)
+    course.decide(STEPS[start + 3].taken, STEPS[start + 3].at_ns)
+    assert course.is_cruising is (buffer is None)
 
 
 @pytest.mark.parametrize("steps", range(9))
@@ -201,7 +236,7 @@ def test_the_loop_is_answered_while_another_thread_lands(
         lambda state: state.requests.pop(3),
         lambda state: setattr(state.requests[3], "max_tokens", len(state.requests[3].tokens) + 1),
         lambda state: setattr(state.device.ledger, "finished", 999),
-        lambda state: setattr(state.models[1].canary, "jobs", 999),
+        lambda state: due_canary(state),
         lambda state: setattr(state.device, "health_ns", -(1 << 60)),
     ],
 )

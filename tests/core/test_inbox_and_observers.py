@@ -15,8 +15,15 @@ from laneway.engine import (
     RequestRejectedError,
     Stream,
 )
-from laneway.engine.effects import CloseDevice, DeviceEffect
+from laneway.engine.effects import (
+    CloseDevice,
+    Deliver,
+    DeviceEffect,
+    ReleaseModel,
+    RestoreBuffer,
+)
 from laneway.engine.inputs import DeviceClosed, InboxOverflowed, Input
+from laneway.engine.loop import _device_first
 
 
 def fill(rig: Rig, count: int) -> list[Stream]:
@@ -201,3 +208,12 @@ def test_a_snapshot_is_of_the_last_durable_step_and_does_not_change() -> None:
     rig.close()
     assert rig.engine.health().reason == "the engine is closed"
     assert CloseDevice(abandon=False) in rig.device.executed
+
+
+def test_only_what_jobs_ask_goes_before_what_clients_are_told() -> None:
+    """A model that goes takes its text side with it, and an ending may still have text."""
+    told = Deliver(1, 0, 5)
+    restore = RestoreBuffer(model=1, buffer=1, job=1, ticket=1)
+    assert _device_first([told, restore, told]) == [restore, told, told]
+    release = ReleaseModel(model=1, generation=1)
+    assert _device_first([told, restore, release, told]) == [told, restore, release, told]
