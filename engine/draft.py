@@ -1,6 +1,7 @@
 """The decision being made: events and effects so far, over the state they already changed.
 
-``emit`` is the only way an event comes into being. It reads source and destination from the
+``emit`` is how an event comes into being (decoding.py and cruise.py make those of the usual decode
+job themselves). It reads source and destination from the
 declared tables and evolves the state at once, so that the rest of the decision sees what was
 decided so far ("read your own events") and so that deciding and replaying go through the same
 function.

@@ -1,4 +1,4 @@
-"""``evolve``: the only function that changes the state, and ``fold`` over recorded steps."""
+"""``evolve``: what an event does to the state, and ``fold`` over recorded steps."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

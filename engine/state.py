@@ -1,8 +1,9 @@
-"""What the engine knows; ``evolve`` (evolve.py) is the only function that changes it.
+"""What the engine knows; ``evolve`` (evolve.py) changes it, and nothing else but its short ways.
 
 Theory of operation. ``State`` is a value in the sense that matters: it is a function of the steps
 taken so far, and two folds of the same journal give equal states (``freeze`` compares them). For
-speed it is changed in place, by ``evolve`` and ``begin_step`` alone; whoever needs the old value
+speed it is changed in place, by ``evolve`` and ``begin_step`` and by what moves it over the usual
+decode jobs as they would (evolve_decodes.py, evolve_run.py, ring.py); whoever needs the old value
 calls ``copy`` first. An event says which entities moved; what an event cannot say without repeating
 itself (prompt, tokens, artifact facts) is read from the step's own input, so nothing is stored
 twice. What has ended leaves the state: a terminal job, an ended request, an unloaded model with its
