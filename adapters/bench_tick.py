@@ -27,8 +27,8 @@ from laneway.statemachines import MACHINES
 from laneway.statemachines.declare import build_transitions_machine
 
 ROWS = 16
-TICKS = 20
-"""Ticks a call of a contender."""
+TICKS = 100
+"""Ticks a call of a contender: so many that starting and stopping hardly counts."""
 
 LIVE, QUEUED = 1024, 10_000
 PROMPT = tuple(range(8))

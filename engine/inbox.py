@@ -19,7 +19,8 @@ class Inbox:
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._queue: deque[Input] = deque()
-        self._arrived = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._arrived = threading.Condition(self._lock)
         self._sleeping = 0
         self._woken = False
         self._overflowed = 0
@@ -30,7 +31,7 @@ class Inbox:
 
         Inputs after the end of the engine are dropped.
         """
-        with self._arrived:
+        with self._lock:
             if self._closed is None:
                 self._queue.append(taken)
                 if self._sleeping:
@@ -43,7 +44,7 @@ class Inbox:
 
         Raises: EngineClosedError after the end; RequestRejectedError (429) when the inbox is full.
         """
-        with self._arrived:
+        with self._lock:
             if self._closed is not None:
                 raise EngineClosedError("the engine has ended: make a new one") from self._closed
             if not urgent and len(self._queue) >= self._bound:
@@ -61,7 +62,7 @@ class Inbox:
         """Return waiting inputs, oldest first, an overflow before them; never blocks."""
         if not self._queue and not self._overflowed:
             return []  # what arrives at this moment is taken next time
-        with self._arrived:
+        with self._lock:
             taken: list[Input] = []
             if self._overflowed:
                 taken.append(InboxOverflowed(count=self._overflowed))

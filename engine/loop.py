@@ -128,7 +128,8 @@ class Engine:
         self._inbox = Inbox(chosen.inbox_inputs_max)
         self._batch_max = chosen.step_batch_max
         self._outbox: deque[Effect] = deque()
-        self._visible = threading.Condition(threading.RLock())
+        self._gate = threading.RLock()
+        self._visible = threading.Condition(self._gate)
         self._clients = Clients(
             text=self._text_of, cancel=self.cancel, drive=None if threads else self._drive
         )
@@ -293,7 +294,7 @@ class Engine:
         course, now_ns, offset_ns = self._course, self._clock.now_ns, self._offset_ns
         steps: list[Step] = []
         effects: list[Effect] = []
-        with self._visible:
+        with self._gate:
             course.grounded = self._looks > 0
             for one in taken:
                 at_ns = max(now_ns() + offset_ns, course.now_ns)
@@ -353,7 +354,7 @@ class Engine:
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
         course = self._course
-        if isinstance(effect, Deliver | Conclude) and course.is_examining():
+        if isinstance(effect, _TOLD) and course.is_examining():
             if self._held.takes(self._state, effect):
                 return
         if isinstance(effect, Deliver):
@@ -697,10 +698,11 @@ def _device_first(effects: list[Effect]) -> list[Effect]:
     Why: the device waits for its next job; a client that is told a moment later loses nothing. Not
     where anything else than jobs and KV is asked: a model that goes takes its text side with it.
     """
-    asked = [effect for effect in effects if type(effect) not in _TOLD]
-    if not all([type(effect) in _OF_JOBS for effect in asked]):
-        return effects
-    return asked + [effect for effect in effects if type(effect) in _TOLD]
+    asked: list[Effect] = []
+    told: list[Effect] = []
+    for effect in effects:
+        (told if type(effect) in _TOLD else asked).append(effect)
+    return asked + told if all([type(effect) in _OF_JOBS for effect in asked]) else effects
 
 
 def _take_tokens(outbox: deque[Effect]) -> list[Deliver]:
