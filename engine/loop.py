@@ -354,7 +354,7 @@ class Engine:
     def _act(self, effect: Effect) -> None:
         """Carry out one effect: clients here, the device on its own workers."""
         course = self._course
-        if isinstance(effect, _TOLD) and course.is_examining():
+        if course.is_examining() and isinstance(effect, Deliver | Conclude):
             if self._held.takes(self._state, effect):
                 return
         if isinstance(effect, Deliver):
