@@ -19,21 +19,15 @@ import attrs
 
 from laneway.engine.counting import JOBS_BETWEEN_READINGS
 from laneway.engine.draft import Decision
-from laneway.engine.effects import (
-    Effect,
-    KvOperation,
-    RestoreBuffer,
-    SubmitJob,
-    SubmitRow,
-)
+from laneway.engine.effects import Effect, RestoreBuffer
 from laneway.engine.evolve import fold
 from laneway.engine.evolve_run import Run
 from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
-from laneway.engine.plan import takes_rows
 from laneway.engine.ports import make_step
+from laneway.engine.queueing import widest
 from laneway.engine.ring import Group, find_ring, keep, land
 from laneway.engine.state import JobState, ModelState, State
-from laneway.engine.throttling import patience
+from laneway.engine.submit_rows import submit_job
 from laneway.statemachines import Event
 
 JOBS_MAX, LAPS_MAX = 256, 16
@@ -54,7 +48,6 @@ class Cruise:
     state: State
     run: Run
     groups: tuple[Group, ...]
-    patience: int
     jobs_left: int
     until_ns: int
     job: int
@@ -156,7 +149,20 @@ class Cruise:
         effects += group.take(job, taken.rows, tokens)
         self.at = (self.at + 1) % len(self.groups)
         then = self.groups[self.at]
-        effects.append(self._submit(job + 1, run.buffers[1 - turn], *then.plan(job + 1)))
+        operations, rows = then.plan(job + 1)
+        effects.append(
+            submit_job(
+                self.state,
+                model=run.model,
+                generation=run.generation,
+                job=job + 1,
+                task="decode",
+                origin="request",
+                buffer=run.buffers[1 - turn],
+                operations=operations,
+                rows=rows,
+            )
+        )
         self.completed.append((job, tokens))
         self.jobs_left -= 1
         self.job = job + 1
@@ -164,29 +170,6 @@ class Cruise:
         self.accepted = self.restored = False
         self.planned_ns = at_ns
         return Decision(group.run.completed(job, turn, then=then.run), tuple(effects))
-
-    def _submit(
-        self,
-        job: int,
-        buffer: int,
-        operations: tuple[KvOperation, ...],
-        rows: tuple[SubmitRow, ...],
-    ) -> SubmitJob:
-        run, limits, stretch = self.run, self.state.limits, self.patience
-        return SubmitJob(
-            job=job,
-            model=run.model,
-            epoch=run.epoch,
-            generation=run.generation,
-            buffer=buffer,
-            task="decode",
-            origin="request",
-            operations=operations,
-            rows=rows,
-            suspect_after_ns=limits.hang_suspect_ns * stretch,
-            confirm_after_ns=limits.hang_confirm_ns * stretch,
-            cap_after_ns=limits.hang_cap_ns * stretch,
-        )
 
 
 # ---------------------------------------------------------------------------- finding
@@ -214,7 +197,6 @@ def find_cruise(state: State) -> Cruise | None:
         state=state,
         run=groups[0].run,
         groups=groups,
-        patience=patience(state),
         jobs_left=jobs_left,
         until_ns=until_ns,
         job=job.number,
@@ -253,14 +235,9 @@ def _is_plain(state: State, model: ModelState, job: JobState) -> bool:
 
 def _rows_max(state: State, model: ModelState) -> int:
     """Return how many rows a decode job of a model has where enough requests are ready."""
-    facts = model.facts
-    assert facts is not None
-    sizes = [
-        size.batch_max
-        for size in facts.tasks["decode"]
-        if takes_rows(state, facts, size, size.batch_max)
-    ]
-    return min(state.limits.batch_rows_max, max(sizes, default=0))
+    assert model.facts is not None
+    full = widest(state, model, model.facts.tasks["decode"])
+    return min(state.limits.batch_rows_max, full.batch_max)
 
 
 def _jobs_left(state: State, model: ModelState, groups: tuple[Group, ...]) -> int:

@@ -25,7 +25,7 @@ from laneway.engine.evolve_decodes import (
 )
 from laneway.engine.inputs import Completed
 from laneway.engine.plan import Plan, plan_data
-from laneway.engine.state import JobState, LaneState, RequestState, State
+from laneway.engine.state import JobState, LaneState, RequestState, State, is_end_token
 from laneway.statemachines.event import NO_DATA, make_event
 
 
@@ -56,7 +56,6 @@ def going_on(state: State, job: JobState, taken: Completed) -> Rows | None:
         or state.buffers[job.buffer].state != "submitted"
     ):
         return None
-    ends = facts.end_tokens
     find, known = state.requests.get, state.lanes
     requests: list[RequestState] = []
     lanes: list[LaneState] = []
@@ -69,8 +68,7 @@ def going_on(state: State, job: JobState, taken: Completed) -> Rows | None:
             or result.stop_hit
             or request.alone
             or len(request.tokens) + 1 >= request.max_tokens
-            or (result.token in ends and not request.ignore_eos)
-            or result.token in request.stop_token_ids
+            or is_end_token(facts, request, result.token)
             or lane.state != "reserved"
             or lane.reserved_tokens != row.to_tokens
         ):

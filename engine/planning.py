@@ -19,7 +19,7 @@ from laneway.engine.effects import (
 )
 from laneway.engine.plan import Plan, inflight_ceiling, places_of, plan_data, validate
 from laneway.engine.state import State, kv_operation
-from laneway.engine.throttling import patience
+from laneway.engine.submit_rows import submit_job
 from laneway.engine.trials import choose_trial
 
 
@@ -102,22 +102,18 @@ def _named_by_trial(chosen: Plan) -> tuple[SubmitRow, ...]:
 def _submit_effect(
     state: State, chosen: Plan, number: int, operations: tuple[KvOperation, ...]
 ) -> SubmitJob:
-    limits, stretch = state.limits, patience(state)
     model = state.models[chosen.model]
     assert model.facts is not None
     submodel = model.facts.by_name[state.buffers[chosen.buffer].submodel]
-    return SubmitJob(
-        job=number,
+    return submit_job(
+        state,
         model=chosen.model,
-        epoch=state.device.epoch,
         generation=model.generation,
-        buffer=chosen.buffer,
+        job=number,
         task=chosen.task,
         origin=chosen.origin,
+        buffer=chosen.buffer,
         operations=operations,
         rows=_named_by_trial(chosen) if chosen.trial is not None else chosen.rows,
-        suspect_after_ns=limits.hang_suspect_ns * stretch,
-        confirm_after_ns=limits.hang_confirm_ns * stretch,
-        cap_after_ns=limits.hang_cap_ns * stretch,
         places=places_of(model, submodel, [row.lane for row in chosen.rows]),
     )

@@ -26,7 +26,7 @@ block: the first in the queue says which. New sequences fill the lowest block.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 
 from laneway.engine.effects import SubmitRow
@@ -111,11 +111,11 @@ def _of_one_block(state: State, model: ModelState, sizes: list[SubmodelFacts]) -
     Why the order stays fair: what is ready goes round by blocks, so a sequence waits for one job of
     every other block that was there before it.
     """
-    widest = _widest(state, model, sizes)
+    full = widest(state, model, sizes)
     block: int | None = None
     for request in _live(state, state.decode_ready, model, is_decoding):
         assert request.lane is not None
-        own = block_of(model, widest, request.lane)
+        own = block_of(model, full, request.lane)
         if block is None or own == block:
             block = own
             yield request.number
@@ -224,9 +224,9 @@ def _empty_lanes(state: State, model: ModelState, sizes: list[SubmodelFacts]) ->
     """
     lanes = sorted(model.empty_lanes)
     if lanes and sizes[-1].fixed_rows:
-        widest = _widest(state, model, sizes)
-        block = block_of(model, widest, lanes[0])
-        return [lane for lane in lanes if block_of(model, widest, lane) == block]
+        full = widest(state, model, sizes)
+        block = block_of(model, full, lanes[0])
+        return [lane for lane in lanes if block_of(model, full, lane) == block]
     return lanes
 
 
@@ -322,7 +322,7 @@ def _submodels(model: ModelState, task: str, *, tokens: int, start: int = 0) -> 
     ]
 
 
-def _widest(state: State, model: ModelState, sizes: list[SubmodelFacts]) -> SubmodelFacts:
+def widest(state: State, model: ModelState, sizes: Sequence[SubmodelFacts]) -> SubmodelFacts:
     """Return the submodel of the largest batch that may be run full."""
     facts = model.facts
     assert facts is not None

@@ -6,8 +6,9 @@ so it does not matter which thread draws it, or beside whom.
 
 from collections.abc import Iterable
 
-from laneway.engine.effects import SubmitRow
+from laneway.engine.effects import KvOperation, SubmitJob, SubmitRow
 from laneway.engine.state import RequestState, State, end_tokens, known_tokens
+from laneway.engine.throttling import patience
 
 
 def decode_rows(state: State, requests: Iterable[RequestState]) -> list[SubmitRow]:
@@ -61,3 +62,35 @@ def _masked(state: State, request: RequestState) -> tuple[int, ...]:
     facts = state.models[request.model].facts
     assert facts is not None
     return tuple(token for token in end_tokens(state, request) if token < facts.vocabulary)
+
+
+def submit_job(
+    state: State,
+    *,
+    model: int,
+    generation: int,
+    job: int,
+    task: str,
+    origin: str,
+    buffer: int,
+    operations: tuple[KvOperation, ...],
+    rows: tuple[SubmitRow, ...],
+    places: tuple[int, ...] = (),
+) -> SubmitJob:
+    """Return the submit of a job, with the times after which it is taken to hang (E16)."""
+    limits, stretch = state.limits, patience(state)
+    return SubmitJob(
+        job=job,
+        model=model,
+        epoch=state.device.epoch,
+        generation=generation,
+        buffer=buffer,
+        task=task,
+        origin=origin,
+        operations=operations,
+        rows=rows,
+        suspect_after_ns=limits.hang_suspect_ns * stretch,
+        confirm_after_ns=limits.hang_confirm_ns * stretch,
+        cap_after_ns=limits.hang_cap_ns * stretch,
+        places=places,
+    )
