@@ -1,9 +1,11 @@
 """Find the few vocabulary entries that can be drawn when top_k or min_p bounds their number.
 
 The k-th largest block maximum is a safe threshold: k blocks reach it, so at least k entries do, and
-the k best entries all lie in blocks that reach it. Only those blocks are read again. A candidate is
-one unsigned integer, order word above token id, so that plain ascending order is "number
-descending, id ascending"; the order word has 32 bits because that holds any FP32 number.
+the k best entries all lie in blocks that reach it. Only those blocks are read again. A row of fewer
+than k blocks is short, and is read by columns instead, the j-th numbers of all blocks: the k-th
+largest column maximum is as safe. A candidate is one unsigned integer, order word above token id,
+so that plain ascending order is "number descending, id ascending"; the order word has 32 bits
+because that holds any FP32 number.
 """
 
 import numpy as np
@@ -11,12 +13,13 @@ from numpy.typing import NDArray
 
 from laneway.engine.jit import inner
 from laneway.engine.masks import reaching
-from laneway.engine.vectors import WORD, lowest_bit
+from laneway.engine.vectors import BLOCK, WORD, lowest_bit
 
 CANDIDATES_MAX = 1024
 TOP_K_BY_BLOCKS_MAX = 512
 
 _COUNTED_AT_ONCE = 16384
+_FLIP = np.int16(0x7FFF)
 _ONE = np.uint64(1)
 _SIGN = np.uint32(0x80000000)
 ID_BITS = np.uint64(32)
@@ -64,6 +67,24 @@ def kth_block_max(block_max: NDArray[np.int16], k: int, highest: np.int16) -> np
         else:
             high = middle - 1
     return np.int16(low)
+
+
+@inner
+def kth_column_max(
+    row: NDArray[np.int16], k: int, highest: np.int16, candidates: NDArray[np.uint64]
+) -> np.int16:
+    """Return the k-th largest column maximum, k within 1, BLOCK and the size of the row.
+
+    ``candidates`` is working memory here. -1, the raw key of -0.0, reaches what 0 does.
+    """
+    columns = candidates.view(np.int16)[:BLOCK]
+    columns[:] = np.int16(-32768)
+    for begin in range(0, row.size, BLOCK):
+        block = row[begin : begin + BLOCK]
+        for j in range(block.size):
+            bits = block[j]
+            columns[j] = max(columns[j], np.int16(bits ^ ((bits >> 15) & _FLIP)))
+    return kth_block_max(columns, k, highest)
 
 
 @inner

@@ -2,7 +2,8 @@
 
 Three ways, tried from cheap to dear; all give the same token.
 
-1. Candidates, where top_k or min_p bounds them and the block maxima find them.
+1. Candidates, where top_k or min_p bounds them and the block maxima (in a short row, the column
+   maxima) find them.
 2. The groups of the upper part of the row: what is left out holds so little mass together that in
    nearly every row it cannot change the answer, whatever it is.
 3. The groups of the whole row.
@@ -20,6 +21,7 @@ from laneway.engine.candidates import (
     collect,
     group_candidates,
     kth_block_max,
+    kth_column_max,
     sort_candidates,
 )
 from laneway.engine.groups import settle, weigh
@@ -27,6 +29,7 @@ from laneway.engine.histogram import LOWEST_KEY, clear_counts, count_reaching, g
 from laneway.engine.jit import inner
 from laneway.engine.masks import nth_of_number
 from laneway.engine.scratch import Scratch
+from laneway.engine.vectors import BLOCK
 
 UPPER_PART = math.exp(-10.0)
 """Weight down to which candidates are gathered where only min_p bounds them (way 1)."""
@@ -55,9 +58,12 @@ def choose(
     top = block_max[top_block]
     wanted = row.size if top_k <= 0 else min(top_k, row.size)
     by_blocks = wanted <= min(TOP_K_BY_BLOCKS_MAX, block_max.size)
-    if by_blocks or min_p >= UPPER_PART:
+    by_columns = block_max.size < wanted <= BLOCK
+    if by_blocks or by_columns or min_p >= UPPER_PART:
         if by_blocks:
             threshold = kth_block_max(block_max, wanted, top)
+        elif by_columns:
+            threshold = kth_column_max(row, wanted, top, scratch.candidates)
         else:
             threshold = key_below(widen(top), -temperature * math.log(min_p))
         found = collect(row, block_max, threshold, scratch.candidates)
