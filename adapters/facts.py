@@ -4,8 +4,8 @@ Source: decision 16 (the whole of a fault is in the inputs), E24, E27.
 """
 
 import ctypes
+import struct
 from collections.abc import Iterator
-from operator import attrgetter
 
 import attrs
 
@@ -13,6 +13,7 @@ from laneway.adapters import npurt
 from laneway.adapters.calls import DeviceCalls
 from laneway.engine.evidence import EVIDENCE, SIMULATED, SOURCES, SUPPORT, Capability
 from laneway.engine.inputs import CcuRecord, ChipFacts, DeviceFacts, HealthFacts, JobTimes
+from laneway.statemachines.values import quick
 
 _CAPS_MAX = 256
 _TELLS_THROTTLE = 1 << 4
@@ -31,7 +32,11 @@ _TIME_NAMES = (
 )
 _TIME_FIELDS = tuple(f"{name}_ns" for name in _TIME_NAMES)
 _ALL_TOLD = (1 << len(_TIME_NAMES)) - 1
-_instants_of = attrgetter(*_TIME_NAMES)
+_TIMES = struct.Struct(f"@4xI{len(_TIME_NAMES)}Q")
+"""npurt_times up to its last instant: which are valid, then all in order. Why: ctypes takes
+several times as long field by field."""
+
+_make_times = quick(JobTimes)
 
 
 @attrs.frozen
@@ -152,12 +157,11 @@ def read_counters(calls: DeviceCalls) -> tuple[tuple[str, int], ...]:
 
 def read_times(times: npurt.Times, *, postprocess_ns: int = 0) -> JobTimes:
     """Take the instants that the device tells; 0 for the others."""
-    told = dict(zip(_TIME_FIELDS, _instants_of(times), strict=True))
-    if times.valid & _ALL_TOLD != _ALL_TOLD:
-        for bit, name in enumerate(_TIME_FIELDS):
-            if not times.valid & (1 << bit):
-                told[name] = 0
-    return JobTimes(**told, postprocess_ns=postprocess_ns)
+    valid, *instants = _TIMES.unpack_from(times)
+    if valid & _ALL_TOLD != _ALL_TOLD:
+        instants = [at if valid & (1 << bit) else 0 for bit, at in enumerate(instants)]
+    told = dict(zip(_TIME_FIELDS, instants, strict=True))
+    return _make_times(**told, postprocess_ns=postprocess_ns)
 
 
 def read_record(record: npurt.CcuException) -> CcuRecord | None:

@@ -306,11 +306,22 @@ class Engine:
             if self._held:
                 self._outbox.extendleft(reversed(self._held.release(self._state)))
             self._outbox += _device_first(effects)
+            if self._threads and self._inspect is None:
+                self._act_on_jobs()
             for step in steps:
                 self._show(step)
             if self._inspect is not None:
                 self._inspect(self._state, steps)
             self._visible.notify_all()
+
+    def _act_on_jobs(self) -> None:
+        """Let the device have its next job before anybody is shown the step (the lock is held).
+
+        Nobody can tell the order: a job's answers are inputs, and are taken later.
+        """
+        outbox = self._outbox
+        while outbox and type(outbox[0]) in _OF_JOBS:
+            self._act(outbox.popleft())
 
     def _measure(self, step: Step) -> None:
         """Let the metrics see a durable step; what goes wrong there stays there (R16.2).

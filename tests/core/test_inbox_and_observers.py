@@ -1,6 +1,7 @@
 """The way in is bounded, the end is always let in, and observers lose steps, not the engine."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 from support.fake_device import FakeDevice
@@ -21,9 +22,12 @@ from laneway.engine.effects import (
     DeviceEffect,
     ReleaseModel,
     RestoreBuffer,
+    SubmitJob,
 )
 from laneway.engine.inputs import DeviceClosed, InboxOverflowed, Input
 from laneway.engine.loop import _device_first
+from laneway.engine.ports import Step
+from laneway.engine.state import State
 
 
 def fill(rig: Rig, count: int) -> list[Stream]:
@@ -145,6 +149,48 @@ def test_on_its_own_thread_a_request_that_arrives_at_the_end_is_told() -> None:
     device.meanwhile = meanwhile
     engine.close()
     assert late and late[0]._over(), "its caller would wait for ever"
+
+
+class WatchedDevice(InlineDevice):
+    """Notes at each submit which steps are durable, shown and inspected."""
+
+    def __init__(self, journal: ListJournal) -> None:
+        super().__init__(virtual=False)
+        self.journal = journal
+        self.shown_steps: list[int] = []
+        self.inspected_steps: list[int] = []
+        self.moments: list[tuple[int, int, int]] = []
+
+    def put(self, step: Step) -> None:
+        self.shown_steps.append(step.step)
+
+    def end(self) -> None:
+        self.shown_steps.append(-1)
+
+    def inspect(self, state: State, steps: Sequence[Step]) -> None:
+        self.inspected_steps.append(steps[-1].step)
+
+    def execute(self, effect: DeviceEffect) -> None:
+        if isinstance(effect, SubmitJob):
+            last = [(steps or [0])[-1] for steps in (self.shown_steps, self.inspected_steps)]
+            self.moments.append((self.journal.steps[-1].step, *last))
+        super().execute(effect)
+
+
+@pytest.mark.parametrize("inspects", [False, True])
+def test_a_submit_waits_for_the_journal_and_an_inspection_and_for_no_observer(
+    inspects: bool,
+) -> None:
+    device = WatchedDevice(ListJournal())
+    inspect = device.inspect if inspects else None
+    engine = Engine(device=device, journal=device.journal, threads=True, inspect=inspect)
+    engine._subscriptions.append(device)  # type: ignore[arg-type]
+    engine.load("m", "source")
+    engine.submit(Request(model="m", prompt=(1, 2), max_tokens=5)).result(timeout_s=30.0)
+    engine.close()
+    assert len(device.moments) >= 5
+    for durable, shown, inspected in device.moments:
+        assert (inspected == durable) if inspects else (shown < durable)
 
 
 def test_a_subscription_sees_every_durable_step_once() -> None:
