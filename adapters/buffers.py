@@ -9,7 +9,7 @@ the ticket is retired and everything is restored and wiped (E3, E4).
 import ctypes
 import mmap
 from collections.abc import Sequence
-from itertools import accumulate
+from typing import cast
 
 import attrs
 import numpy as np
@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 from laneway.adapters import npurt
 from laneway.adapters.arena import Arena, Graveyard
 from laneway.adapters.calls import DeviceCalls
+from laneway.adapters.forms import SubmitForm
 from laneway.engine.effects import SubmitRow
 from laneway.engine.errors import DeviceError, InternalError
 from laneway.engine.lanes import PACK_OK, PACK_STATUS_NAMES, pack_lanes
 
+_Numbers = NDArray[np.int32]
 _DTYPES: dict[int, type[np.generic]] = {
     npurt.DTYPE_INT32: np.int32,
     npurt.DTYPE_UINT64: np.uint64,
@@ -72,8 +74,11 @@ class Buffer:
     arena: Arena
     views: dict[str, NDArray[np.generic]]
     pointers: dict[int, ctypes.c_void_p]
+    form: SubmitForm = attrs.field(init=False)
     ticket: int = 0
     tainted: bool = False
+    logits: NDArray[np.uint16] | None = None
+    """The logits by rows, once somebody has read them."""
 
     def fill(
         self, rows: Sequence[SubmitRow | None], *, vocabulary: int, positions_max: int
@@ -87,17 +92,25 @@ class Buffer:
         """
         if self.ticket or self.tainted:
             raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
-        counts = [0 if row is None else len(row.tokens) for row in rows]
+        tokens: list[int] = []
+        offsets, counts, starts = [], [], []
+        for row in rows:
+            offsets.append(len(tokens))
+            counts.append(0 if row is None else len(row.tokens))
+            starts.append(0 if row is None else row.start)
+            if row is not None:
+                tokens += row.tokens
+        views = self.views
         status = pack_lanes(
-            np.array([token for row in rows if row for token in row.tokens], np.int32),
-            np.array([0, *accumulate(counts)][:-1], np.int64),
+            np.array(tokens, np.int32),
+            np.array(offsets, np.int64),
             np.array(counts, np.int32),
-            np.array([0 if row is None else row.start for row in rows], np.int32),
+            np.array(starts, np.int32),
             vocabulary=vocabulary,
             positions_max=positions_max,
-            tokens=self.views["tokens"].view(np.int32),
-            positions=self.views["positions"].view(np.int32),
-            lengths=self.views["lengths"].view(np.int32),
+            tokens=cast(_Numbers, views["tokens"]),
+            positions=cast(_Numbers, views["positions"]),
+            lengths=cast(_Numbers, views["lengths"]),
         )
         if status != PACK_OK:
             raise ValueError(f"buffer/{self.number}: {PACK_STATUS_NAMES[status]}")
@@ -113,6 +126,7 @@ class Buffer:
     def drop_views(self) -> None:
         """Forget the views, so that the arena can be closed."""
         self.views = {}
+        self.logits = None
 
 
 def read_submodel(calls: DeviceCalls, calbin: ctypes.c_void_p, index: int) -> SubmodelPart:
@@ -232,6 +246,8 @@ def create_buffer(
                 *(arena.address + offsets[tensor.index], tensor.byte_count),
                 about=f"buffer/{number} {tensor.name}",
             )
+        source, target = buffer.pointers[npurt.IN], buffer.pointers[npurt.OUT]
+        buffer.form = SubmitForm(part.batch_max, source=source, target=target)
     except DeviceError:
         for pointer in buffer.pointers.values():
             calls.library.attempt("npurt_buffer_destroy", pointer)

@@ -124,6 +124,7 @@ class Commands:
             self._post(refusal)
             return
         answer, ticket = self._submit(model, generation, buffer, effect)
+        since_ns = self._clock.now_ns()  # before anybody wakes who would take the interpreter
         if answer.ok and ticket:
             answered: Input = SubmitAccepted(job=effect.job, ticket=ticket)
         elif ticket or answer.code == npurt.Code.SUBMIT_INDETERMINATE:
@@ -141,7 +142,6 @@ class Commands:
         if not ticket:
             self._give_up(effect, buffer, answer)
         else:
-            since_ns = self._clock.now_ns()
             self._waiting.track(
                 Flight(
                     *(effect, model, generation, buffer, ticket, since_ns, since_ns),
@@ -152,26 +152,16 @@ class Commands:
     def _submit(
         self, model: LoadedModel, generation: Generation, buffer: Buffer, effect: SubmitJob
     ) -> tuple[Answer, int]:
-        rows = model.device_rows(effect)
-        csrs = csr_values(buffer.submodel, effect.batch_rows)
-        params = npurt.SubmitParams(
-            in_=buffer.pointers[npurt.IN],
-            out=buffer.pointers[npurt.OUT],
-            kv=model.bank,
-            lanes=rows,
-            csrs=csrs if len(csrs) else None,
-            lane_count=len(rows),
-            lane_stride=ctypes.sizeof(npurt.Lane),
-            csr_count=len(csrs),
-            csr_stride=ctypes.sizeof(npurt.CsrValue),
-            expect_generation=generation.device_generation,
-            expect_epoch=generation.device_epoch,
-            client_tag=effect.job,
-            kv_txn=effect.job,
+        batch = effect.batch_rows
+        buffer.form.fill(
+            model.device_rows(batch),
+            csr_values(buffer.submodel, batch),
+            bank=model.bank,
+            generation=generation.device_generation,
+            epoch=generation.device_epoch,
+            job=effect.job,
         )
-        ticket = ctypes.c_uint64(0)
-        answer = self._calls.attempt("npurt_job_submit", ctypes.byref(params), ctypes.byref(ticket))
-        return answer, ticket.value
+        return buffer.form.submit(self._calls)
 
     def _give_up(self, effect: SubmitJob, buffer: Buffer, answer: Answer) -> None:
         """End a job that may be queued and has no ticket to ask about it (E5, E9)."""

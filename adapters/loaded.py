@@ -7,20 +7,19 @@ device counts its bank from 0; epoch and generation are the engine's own and the
 
 import ctypes
 import struct
+from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import cache
 
 import attrs
 
 from laneway.adapters import npurt
 from laneway.adapters.buffers import Buffer, SubmodelPart
+from laneway.adapters.forms import INACTIVE
 from laneway.adapters.trials import TrialRun
-from laneway.engine.effects import KvOperation, SubmitJob
+from laneway.engine.effects import KvOperation, SubmitRow
 from laneway.engine.errors import InternalError
 from laneway.engine.ports import TextPort
-
-_KV_OP = struct.Struct("@4I2Q")
-_LANE = struct.Struct("@4IQ")
-"""npurt_kv_op and npurt_lane, field by field: ctypes takes several times as long for each."""
 
 _VERBS = npurt.KV_VERBS
 
@@ -70,13 +69,6 @@ class LoadedModel:
             return npurt.Code.STALE_GENERATION
         return None if self.current.epoch == epoch else npurt.Code.STALE_EPOCH
 
-    def lane_index(self, lane: int) -> int:
-        """Return the device's index of a lane. Raises: InternalError if it is not ours."""
-        current = self.current
-        if current is None or not 0 <= lane - current.lane_first < current.lane_count:
-            raise InternalError(f"lane/{lane} does not belong to model/{self.number}")
-        return lane - current.lane_first
-
     def device_operations(
         self, operations: tuple[KvOperation, ...]
     ) -> tuple[ctypes.Array[npurt.KvOp], dict[int, int]]:
@@ -85,40 +77,50 @@ class LoadedModel:
         A lane's tag is the transaction of the reservation that bound it, until it is released.
         """
         tags = dict(self.lane_tags)
-        array = (npurt.KvOp * len(operations))()
-        at = 0
+        numbers: list[int] = []
+        first, count = self._lanes()
         for operation in operations:
-            lane, verb = self.lane_index(operation.lane), operation.verb
+            verb, transaction = operation.verb, operation.transaction
+            lane = operation.lane - first
+            if not 0 <= lane < count:
+                raise self._foreign(operation.lane)
             if verb == "RESERVE":
-                tag = tags.setdefault(lane, operation.transaction)
+                tag = tags.setdefault(lane, transaction)
             elif verb == "RELEASE":
                 tag = tags.pop(lane, 0)
             else:
                 tag = tags.get(lane, 0)
-            _KV_OP.pack_into(
-                array,
-                at,
-                _VERBS[verb],
-                lane,
-                operation.from_tokens,
-                operation.to_tokens,
-                tag,
-                operation.transaction,
-            )
-            at += _KV_OP.size
+            from_tokens, to_tokens = operation.from_tokens, operation.to_tokens
+            numbers += (_VERBS[verb], lane, from_tokens, to_tokens, tag, transaction)
+        array = (npurt.KvOp * len(operations))()
+        _operations_of(len(operations)).pack_into(array, 0, *numbers)
         return array, tags
 
-    def device_rows(self, effect: SubmitJob) -> ctypes.Array[npurt.Lane]:
-        """Translate the rows of a job; entry i is row i, all zero where that is inactive (E15)."""
-        rows = effect.batch_rows
-        array = (npurt.Lane * len(rows))()
+    def device_rows(self, batch: Sequence[SubmitRow | None]) -> list[int]:
+        """Translate the rows of a batch for `SubmitForm.fill`; an inactive one is zeros (E15)."""
+        numbers: list[int] = []
+        first, count = self._lanes()
         tags = self.lane_tags
-        for place, row in enumerate(rows):
+        for row in batch:
             if row is None:
+                numbers += INACTIVE
                 continue
-            lane = self.lane_index(row.lane)
-            _LANE.pack_into(
-                *(array, place * _LANE.size, lane, 1),
-                *(len(row.tokens), row.start, tags.get(lane, 0)),
-            )
-        return array
+            lane = row.lane - first
+            if not 0 <= lane < count:
+                raise self._foreign(row.lane)
+            numbers += (lane, 1, len(row.tokens), row.start, tags.get(lane, 0))
+        return numbers
+
+    def _lanes(self) -> tuple[int, int]:
+        """Return the number of the first lane and how many there are; none if not configured."""
+        current = self.current
+        return (0, 0) if current is None else (current.lane_first, current.lane_count)
+
+    def _foreign(self, lane: int) -> InternalError:
+        return InternalError(f"lane/{lane} does not belong to model/{self.number}")
+
+
+@cache
+def _operations_of(count: int) -> struct.Struct:
+    """Return npurt_kv_op, field by field, so many times: ctypes takes several times as long."""
+    return struct.Struct("@" + "4I2Q" * count)

@@ -34,6 +34,7 @@ from laneway.adapters.buffers import (
 from laneway.adapters.calbin import check_artifact
 from laneway.adapters.device import NpurtDevice
 from laneway.adapters.facts import read_chips, read_health
+from laneway.adapters.forms import INACTIVE
 from laneway.adapters.golden import GoldenRun, load_golden
 from laneway.adapters.npurt import Code
 from laneway.adapters.results import read_logits
@@ -288,33 +289,26 @@ class Probed:
         engine: int,
         txn: int,
     ) -> int:
-        rows = (npurt.Lane * len(batch))()
-        for place, piece in pieces.items():
-            entry = rows[place]
-            entry.lane, entry.active = piece.sequence.lane, 1
-            entry.tokens, entry.kv_len = len(piece.tokens), piece.sequence.length
-            entry.seq_tag = piece.sequence.tag
-        csrs = csr_values(buffer.submodel, batch)
-        params = npurt.SubmitParams(
-            in_=buffer.pointers[npurt.IN],
-            out=buffer.pointers[npurt.OUT],
-            kv=self.bank,
-            lanes=ctypes.cast(rows, ctypes.POINTER(npurt.Lane)),
-            csrs=ctypes.cast(csrs, ctypes.POINTER(npurt.CsrValue)) if len(csrs) else None,
-            lane_count=len(rows),
-            lane_stride=ctypes.sizeof(npurt.Lane),
-            csr_count=len(csrs),
-            csr_stride=ctypes.sizeof(npurt.CsrValue),
+        numbers: list[int] = []
+        for place in range(len(batch)):
+            piece = pieces.get(place)
+            if piece is None:
+                numbers += INACTIVE
+            else:
+                sequence = piece.sequence
+                numbers += (sequence.lane, 1, len(piece.tokens), sequence.length, sequence.tag)
+        buffer.form.fill(
+            numbers,
+            csr_values(buffer.submodel, batch),
+            bank=self.bank,
+            generation=self._generation,
+            epoch=self._epoch,
+            job=txn,
             engine_mode=engine,
-            expect_generation=self._generation,
-            expect_epoch=self._epoch,
-            client_tag=txn,
-            kv_txn=txn,
         )
-        ticket = ctypes.c_uint64(0)
-        answer = self.calls.attempt("npurt_job_submit", ctypes.byref(params), ctypes.byref(ticket))
-        if answer.ok and ticket.value:
-            return ticket.value
+        answer, ticket = buffer.form.submit(self.calls)
+        if answer.ok and ticket:
+            return ticket
         raise CheckFailed(f"with {len(self._flights)} in flight: {answer.reason}")
 
     def wait(self, flights: Items[Flight]) -> Flight:

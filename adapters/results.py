@@ -133,6 +133,9 @@ def read_logits(buffer: Buffer, vocabulary: int) -> NDArray[np.uint16]:
     Shapes: [rows, vocabulary].
     Raises: InternalError if the submodel has no logits of the documented form.
     """
+    known = buffer.logits
+    if known is not None and known.shape[1] == vocabulary:
+        return known
     logits = buffer.output("logits")
     rows = buffer.submodel.batch_max
     if logits is None or logits.dtype != np.uint16 or logits.size != rows * vocabulary:
@@ -140,7 +143,8 @@ def read_logits(buffer: Buffer, vocabulary: int) -> NDArray[np.uint16]:
             f"submodel {buffer.submodel.name} has no logits tensor of one bf16 row of {vocabulary}"
             f" for each of its {rows} rows"
         )
-    return logits.reshape(rows, vocabulary).view(np.uint16)
+    buffer.logits = logits.reshape(rows, vocabulary).view(np.uint16)
+    return buffer.logits
 
 
 def _wanted(rows: tuple[SubmitRow | None, ...]) -> SamplingArrays:
@@ -172,7 +176,7 @@ def _request_results(
     model: LoadedModel, buffer: Buffer, prepared: Prepared
 ) -> tuple[RowResult, ...]:
     """Return what the rows of requests gave, and hand every sampled token to its text."""
-    push = model.text.push
+    push, logprobs = model.text.push, prepared.logprobs
     digests = _digests(buffer, len(prepared.rows))
     tokens, status = prepared.tokens.tolist(), prepared.status.tolist()
     return tuple(
@@ -182,7 +186,7 @@ def _request_results(
                 stop_hit=token != NO_TOKEN and push(row.owner, row.generated, token),
                 fault=_fault_of(code) if code else "",
                 kv_digest=digest,
-                logprobs=_logprobs_of(prepared, index),
+                logprobs=() if logprobs is None else logprobs.of_row(index),
             )
             for index, (row, token, code, digest) in enumerate(
                 zip(prepared.rows, tokens, status, digests, strict=True)

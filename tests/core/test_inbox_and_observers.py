@@ -172,8 +172,10 @@ class WatchedDevice(InlineDevice):
 
     def execute(self, effect: DeviceEffect) -> None:
         if isinstance(effect, SubmitJob):
-            last = [(steps or [0])[-1] for steps in (self.shown_steps, self.inspected_steps)]
-            self.moments.append((self.journal.steps[-1].step, *last))
+            shown, inspected = (
+                (steps or [0])[-1] for steps in (self.shown_steps, self.inspected_steps)
+            )
+            self.moments.append((self.journal.steps[-1].step, shown, inspected))
         super().execute(effect)
 
 
