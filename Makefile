@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-NATIVE := $(wildcard adapters/native/*.c adapters/native/*.h)
+NATIVE := $(wildcard $(addsuffix /native/*.[ch],adapters journal))
 DEMO_JOURNAL := build/demo.db
 # A demo that reads like the thing: four characters speak at once, every event in a journal.
 DEMO_PROMPTS := "ROMEO." "JULIET." "KING HENRY." "HAMLET. To be"
@@ -16,7 +16,7 @@ help:
 	@echo "make test    the default test suite"
 	@echo "make lint    ruff and import directions"
 	@echo "make types   mypy --strict"
-	@echo "make native  the C library under the sanitizers"
+	@echo "make native  the C code under the sanitizers"
 	@echo "make docs    regenerate specs/machines.md"
 	@echo "make wheel   build a wheel into dist/"
 	@echo "make clean   remove what was built"
@@ -27,7 +27,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# Reinstalled when the package's definition or the C sources change: the library is built by the install.
+# Reinstalled when the package's definition or the C sources change: they are built by the install.
 $(STAMP): pyproject.toml $(NATIVE) | $(BIN)/python
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $(STAMP)
@@ -51,8 +51,9 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-native:
+native: $(STAMP)
 	$(MAKE) -C adapters/native check
+	$(MAKE) -C journal/native check PYTHON=$(abspath $(BIN)/python)
 
 docs: $(STAMP)
 	$(BIN)/laneway machines --markdown > specs/machines.md
@@ -61,4 +62,4 @@ wheel: $(BIN)/python
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf build dist *.egg-info adapters/native/build adapters/*.so
+	rm -rf build dist *.egg-info adapters/native/build journal/native/build adapters/*.so journal/*.so

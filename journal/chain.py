@@ -17,6 +17,7 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 from laneway.engine.errors import JournalFormatError
+from laneway.journal.native_text import BUILT
 from laneway.statemachines.values import of_tuple
 
 CHAIN_BYTES = 32
@@ -95,13 +96,22 @@ def row_chain(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> bytes:
     """Return the chain of a row."""
+    usual = BUILT.message(previous, step, at_ns, kind, taken, events)
+    if usual is None:
+        usual = row_message(previous, step, at_ns, kind, taken, events)
+    return _sha256(usual).digest()
+
+
+def row_message(
+    previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
+) -> bytes:
+    """Return the bytes of which the chain of a row is the hash."""
     numbers = _NUMBERS.pack(_NUMBER, step, _NUMBER, at_ns)
     try:
         own, of_taken, of_events = _TEXTS[len(kind)], _TEXTS[len(taken)], _TEXTS[len(events)]
     except IndexError:  # one is long, as an input with a prompt is
         own, of_taken, of_events = (_HEAD.pack(b"T", len(text)) for text in (kind, taken, events))
-    parts = (previous, numbers, own, kind, of_taken, taken, of_events, events)
-    return _sha256(b"".join(parts)).digest()
+    return b"".join((previous, numbers, own, kind, of_taken, taken, of_events, events))
 
 
 def are_typed(columns: Columns) -> bool:

@@ -11,7 +11,9 @@ a value inside it. Nothing is guessed when reading: an unknown name or version, 
 field or a wrong type is a JournalFormatError. What is written is read back before it is stored, so
 that a value of the wrong type stops the engine at the step that made it, and not the reader a week
 later; two texts of a kind that differ in nothing but the digits of their numbers are read alike, so
-one of them is read back. Arrays inside ``data`` come back as tuples.
+one of them is read back. Rows of the usual form are written at once by C, where that was built
+(``native_text.py``): it takes values of the very types alone, so its texts need no such proof.
+Arrays inside ``data`` come back as tuples.
 
 With ``tokens="digest"`` (decision 5) a journal holds no text of a client and no tokens
 of a request: a prompt is ``{"count", "sha256"}`` (of its ids as little-endian signed 64-bit
@@ -26,7 +28,7 @@ import struct
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -40,6 +42,7 @@ from laneway.engine.sampling import Sampling
 from laneway.journal.edges import DECLARED, Edges
 from laneway.journal.events import UNFIT, CodedEvents, WordyEvents, encode_json
 from laneway.journal.instants import TIMES, is_written_so
+from laneway.journal.native_text import BUILT, Texts, UsualRow, nothing
 from laneway.journal.wire import Shape, columns_shape, value_shape
 from laneway.statemachines import Event
 
@@ -135,7 +138,9 @@ class _Writer:
 class Codec:
     """Encoder and decoder of one journal; ``tokens`` is ``full`` or ``digest``."""
 
-    def __init__(self, tokens: str = "full", *, edges: Edges | None = DECLARED) -> None:
+    def __init__(
+        self, tokens: str = "full", *, edges: Edges | None = DECLARED, texts: Texts = BUILT
+    ) -> None:
         """Take the table of the mode, and the codes of the file (None: it has none).
 
         Raises: ConfigurationError for an unknown mode.
@@ -148,7 +153,17 @@ class Codec:
         self._kinds = _compile_table(tokens)
         self._writers = {cls: _Writer(self._kinds[name]) for name, (_, cls) in KINDS.items()}
         self._plain_completion = _plain_completions(tokens).decode
-        self._events = WordyEvents() if edges is None else CodedEvents(edges)
+        self._events = WordyEvents() if edges is None else CodedEvents(edges, texts)
+        self.usual_row: Callable[[bytes, int, int, Input, Sequence[Event]], UsualRow | None]
+        """Return what a usual row has behind a chain (previous, step, at_ns, taken, events).
+
+        None for any other row: ``encode_input`` and ``encode_events`` write it, or refuse it.
+        """
+        if isinstance(self._events, CodedEvents) and tokens == "full":
+            versions = tuple(KINDS[kind][0] for kind in texts.kinds)
+            self.usual_row = partial(texts.row, versions, self._events.codes)
+        else:
+            self.usual_row = nothing
         self.encode_events: Callable[[Sequence[Event]], bytes] = self._events.encode
         """Return the JSON of a step's events.
 

@@ -17,6 +17,7 @@ import msgspec
 
 from laneway.engine.errors import JournalWriteError
 from laneway.journal.edges import Edge, Edges
+from laneway.journal.native_text import BUILT, Texts
 from laneway.journal.ranges import RUN_MIN, Item, compress, expand
 from laneway.statemachines import Event
 from laneway.statemachines.event import NO_DATA, make_event
@@ -100,8 +101,9 @@ class _Coded(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class CodedEvents:
     """Events of schema version 2, by the codes of one file."""
 
-    def __init__(self, edges: Edges) -> None:
-        self._codes = _by_name(edges)
+    def __init__(self, edges: Edges, texts: Texts = BUILT) -> None:
+        self.codes = _by_name(edges)
+        self._usual = texts.events
         self._names = dict(edges.names)
         self._decode = msgspec.json.Decoder(list[int | _Coded]).decode
         self._entities: dict[tuple[int, ...], Any] = {}
@@ -110,6 +112,9 @@ class CodedEvents:
 
     def encode(self, events: Sequence[Event]) -> bytes:
         """Return the text. Raises: JournalWriteError."""
+        usual = self._usual(self.codes, events)
+        if usual is not None:
+            return usual
         if not events:
             return b"[]"
         try:
@@ -118,7 +123,7 @@ class CodedEvents:
             raise _refused(error) from error
 
     def _wire(self, events: Sequence[Event]) -> list[Any]:
-        codes = self._codes
+        codes = self.codes
         group, form = self._last
         first = events[0]
         epoch, generation = first.epoch, first.generation

@@ -1,5 +1,6 @@
 """Turn steps into rows, and rows back into steps: what every kind of journal shares."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from laneway.engine.errors import JournalFormatError, JournalWriteError
@@ -11,6 +12,7 @@ from laneway.journal.codec import Codec
 Row = tuple[int, int, str, str, str, bytes]
 
 _INTEGER_MAX = (1 << 63) - 1
+_sha256 = hashlib.sha256
 
 
 def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], Head]:
@@ -20,7 +22,7 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
     stored form, or an EngineStarted that says another token mode than the journal has.
     """
     rows: list[Row] = []
-    encode_input, encode_events = codec.encode_input, codec.encode_events
+    usual_row = codec.usual_row
     number, at_ns, chain = head
     for step in steps:
         before, at_ns = at_ns, step.at_ns
@@ -31,20 +33,33 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
             raise JournalWriteError(
                 f"step {number}: time goes from {before} to {at_ns} ns; it must not fall"
             )
-        taken = step.taken
-        if type(taken) is EngineStarted and taken.journal_tokens != codec.tokens:
-            raise JournalWriteError(
-                f"step {number}: EngineStarted says journal_tokens={taken.journal_tokens!r}, the"
-                f" journal has {codec.tokens!r}"
-            )
-        try:
-            kind, text = encode_input(taken)
-            events = encode_events(step.events)
-        except JournalWriteError as error:
-            raise JournalWriteError(f"step {number}: {error}") from error
-        chain = row_chain(chain, number, at_ns, kind.encode(), text, events)
-        rows.append((number, at_ns, kind, text.decode(), events.decode(), chain))
+        usual = usual_row(chain, number, at_ns, step.taken, step.events)
+        if usual is None:
+            kind, text, events, chain = _unusual_row(codec, chain, number, step)
+        else:
+            kind, text, events, message = usual
+            chain = _sha256(message).digest()
+        rows.append((number, at_ns, kind, text, events, chain))
     return rows, make_head((number, at_ns, chain))
+
+
+def _unusual_row(
+    codec: Codec, previous: bytes, number: int, step: Step
+) -> tuple[str, str, str, bytes]:
+    """Return kind, input, events and chain of any step. Raises: JournalWriteError, as ``seal``."""
+    taken = step.taken
+    if type(taken) is EngineStarted and taken.journal_tokens != codec.tokens:
+        raise JournalWriteError(
+            f"step {number}: EngineStarted says journal_tokens={taken.journal_tokens!r}, the"
+            f" journal has {codec.tokens!r}"
+        )
+    try:
+        kind, text = codec.encode_input(taken)
+        events = codec.encode_events(step.events)
+    except JournalWriteError as error:
+        raise JournalWriteError(f"step {number}: {error}") from error
+    chain = row_chain(previous, number, step.at_ns, kind.encode(), text, events)
+    return kind, text.decode(), events.decode(), chain
 
 
 def unseal(codec: Codec, head: Head, blocks: Iterable[Block]) -> Iterator[Step]:

@@ -11,7 +11,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LINKS = ROOT / "src" / "laneway"
-NATIVE = ROOT / "adapters" / "native"
 
 
 def setuptools_table() -> dict[str, Any]:
@@ -140,8 +139,16 @@ def test_every_package_with_code_is_typed() -> None:
     assert typed == with_code
 
 
-def test_the_native_library_is_built_from_every_c_file() -> None:
-    (module,) = setuptools_table()["ext-modules"]
-    for key, pattern in (("sources", "calsim_*.c"), ("depends", "*.h")):
-        files = {str(path.relative_to(ROOT)) for path in NATIVE.glob(pattern)}
-        assert set(module[key]) == files
+@pytest.mark.parametrize(
+    ("name", "folder", "sources"),
+    [
+        ("laneway.adapters._calsim", "adapters", "calsim_*.c"),
+        ("laneway.journal._text", "journal", "*.c"),
+    ],
+)
+def test_what_is_native_is_built_from_every_c_file(name: str, folder: str, sources: str) -> None:
+    modules = {module["name"]: module for module in setuptools_table()["ext-modules"]}
+    assert len(modules) == 2
+    for key, pattern in (("sources", sources), ("depends", "*.h")):
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / folder / "native").glob(pattern)}
+        assert set(modules[name][key]) == files

@@ -27,9 +27,11 @@ from laneway.engine.inputs import (
 from laneway.engine.limits import Limits
 from laneway.engine.sampling import Sampling
 from laneway.journal.codec import KINDS, Codec
+from laneway.journal.native_text import PYTHON
 from laneway.statemachines import Event
 
 FULL = Codec()
+IN_PYTHON = Codec(texts=PYTHON)
 DIGEST = Codec("digest")
 WORDY = Codec(edges=None)
 """As files of schema version 1 are written; events of later ones: test_coded_events.py."""
@@ -272,7 +274,7 @@ def test_inputs_round_trip(name: str) -> None:
 @EXAMPLES
 @given(EVENTS)
 def test_events_round_trip(events: tuple[Event, ...]) -> None:
-    for codec in (FULL, WORDY):
+    for codec in (FULL, IN_PYTHON, WORDY):
         text = codec.encode_events(events)
         assert codec.decode_events(text) == events
         assert codec.encode_events(codec.decode_events(text)) == text

@@ -5,6 +5,7 @@ import pytest
 from laneway.engine.errors import JournalFormatError, JournalWriteError
 from laneway.journal.codec import Codec
 from laneway.journal.edges import DECLARED, edges_of
+from laneway.journal.native_text import PYTHON
 from laneway.statemachines import MACHINES, Event
 
 EDGES = edges_of(
@@ -15,6 +16,7 @@ EDGES = edges_of(
     ]
 )
 CODEC = Codec(edges=EDGES)
+IN_PYTHON = Codec(edges=EDGES, texts=PYTHON)
 
 
 def lanes(*numbers: int, epoch: int = 1, generation: int = 2) -> Event:
@@ -46,17 +48,19 @@ UNCODED = Event("lane", (5, 6), "commit", "ready", "reserved", 1, 2)
 )
 def test_the_text_of_events(events: tuple[Event, ...], text: str) -> None:
     assert CODEC.encode_events(events).decode() == text
+    assert IN_PYTHON.encode_events(events).decode() == text
     assert CODEC.decode_events(text.encode()) == events
 
 
-def test_groups_of_one_step_that_take_turns() -> None:
+@pytest.mark.parametrize("codec", [CODEC, IN_PYTHON])
+def test_groups_of_one_step_that_take_turns(codec: Codec) -> None:
     events = (lanes(1, 2), lanes(4, 5, 6), lanes(4, 5, 6), lanes(1, 2), lanes(7))
     for _ in range(2):
-        assert CODEC.encode_events(events) == (
+        assert codec.encode_events(events) == (
             b"[1,2,[0,[1,2]],[0,[[4,6]]],[0,[[4,6]]],[0,[1,2]],[0,7]]"
         )
         with pytest.raises(JournalWriteError, match="names no entity"):
-            CODEC.encode_events((lanes(),))
+            codec.encode_events((lanes(),))
 
 
 def test_edges_that_differ_in_one_name_have_codes_of_their_own() -> None:
@@ -67,13 +71,14 @@ def test_edges_that_differ_in_one_name_have_codes_of_their_own() -> None:
         ("lane", "commit", "odd", "ready"),
         ("lane", "commit", "reserved", "odd"),
     ]
-    codec = Codec(edges=edges_of((code, *edge) for code, edge in enumerate((names, *others))))
-    for code, (machine, trigger, source, dest) in enumerate((names, *others)):
-        event = Event(machine, (5,), trigger, source, dest, 1, 2)
-        assert codec.encode_events((event,)) == b"[1,2,[%d,5]]" % code
-        assert codec.decode_events(b"[1,2,[%d,5]]" % code) == (event,)
-    unknown = Event("lane", (5,), "odd", "odd", "ready", 1, 2)
-    assert codec.encode_events((unknown,)) == b'[1,2,[["lane","odd","odd","ready"],5]]'
+    edges = edges_of((code, *edge) for code, edge in enumerate((names, *others)))
+    for codec in (Codec(edges=edges), Codec(edges=edges, texts=PYTHON)):
+        for code, (machine, trigger, source, dest) in enumerate((names, *others)):
+            event = Event(machine, (5,), trigger, source, dest, 1, 2)
+            assert codec.encode_events((event,)) == b"[1,2,[%d,5]]" % code
+            assert codec.decode_events(b"[1,2,[%d,5]]" % code) == (event,)
+        unknown = Event("lane", (5,), "odd", "odd", "ready", 1, 2)
+        assert codec.encode_events((unknown,)) == b'[1,2,[["lane","odd","odd","ready"],5]]'
 
 
 def test_what_is_remembered_of_groups_does_not_change_what_is_written() -> None:
@@ -82,7 +87,7 @@ def test_what_is_remembered_of_groups_does_not_change_what_is_written() -> None:
         for first in range(600):
             event = lanes(first, first + 1, first + 2, first + 9)
             text = f"[1,2,[0,[[{first},{first + 2}],{first + 9}]]]"
-            assert CODEC.encode_events((event,)).decode() == text
+            assert IN_PYTHON.encode_events((event,)).decode() == text
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,9 @@ from laneway.engine import evolve as engine_evolve
 from laneway.engine.effects import Conclude, Deliver, RestoreBuffer
 from laneway.engine.inputs import BufferRestored, Completed, SubmodelFacts
 from laneway.journal import chain, sealing
+from laneway.journal.codec import Codec
+from laneway.journal.edges import DECLARED, Edges
+from laneway.journal.native_text import PYTHON
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -447,6 +450,12 @@ def chain_without_input(patch: pytest.MonkeyPatch) -> None:
     ) -> bytes:
         return real(previous, step, at_ns, kind, b"", events)
 
+    made = Codec.__init__
+
+    def init(self: Codec, tokens: str = "full", *, edges: Edges | None = DECLARED) -> None:
+        made(self, tokens, edges=edges, texts=PYTHON)  # so that every row is sealed here
+
+    patch.setattr(Codec, "__init__", init)
     patch.setattr(chain, "row_chain", row_chain)
     patch.setattr(sealing, "row_chain", row_chain)
 
