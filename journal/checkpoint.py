@@ -4,17 +4,18 @@ Theory of operation. Appending only lengthens the log. A checkpoint copies it in
 waits for the disk, so it runs on a thread and a connection of its own: passively, whenever the log
 grew by GROWTH_BYTES and at least every PERIOD_S while there is something to copy. A passive
 checkpoint never holds up the engine, but under steady load it never quite catches up either; past
-LOG_BYTES_MAX the engine is held up for the moment that copying the rest and truncating the log
-takes. A reader that stands in the log lets it grow until it moves on.
+LOG_BYTES_MAX the engine is held up for the moment that copying the rest takes, and begins the log
+anew. The file keeps its length then: to write over what is there takes a fifth less than to make it
+longer. A reader that stands in the log lets it grow until it moves on; the first commit after that
+cuts it to LOG_BYTES_MAX.
 """
 
 import sqlite3
 import threading
-from pathlib import Path
 
 import sqlalchemy
 
-from laneway.journal.connect import driver_connection, log_path, size_bytes
+from laneway.journal.connect import driver_connection
 from laneway.journal.sealing import Row
 
 PAGE_BYTES = 4096
@@ -31,9 +32,8 @@ class Checkpointer:
     ``gate`` is held by whoever appends, so that truncating never meets a write half-way.
     """
 
-    def __init__(self, engine: sqlalchemy.Engine, path: Path, gate: threading.Lock) -> None:
+    def __init__(self, engine: sqlalchemy.Engine, gate: threading.Lock) -> None:
         self._engine = engine
-        self._log = log_path(path)
         self._gate = gate
         self._wake = threading.Event()
         self._stopping = False
@@ -70,10 +70,10 @@ class Checkpointer:
             grown, self._grown_bytes = self._grown_bytes, 0
         if grown == 0:
             return False
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if size_bytes(self._log) > LOG_BYTES_MAX:
+        _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if pages * PAGE_BYTES > LOG_BYTES_MAX:
             with self._gate:
-                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         return True
 
     def _run(self) -> None:

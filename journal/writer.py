@@ -11,7 +11,7 @@ import sqlalchemy
 from laneway.engine.errors import ConfigurationError, JournalWriteError
 from laneway.engine.ports import Step
 from laneway.journal import schema
-from laneway.journal.checkpoint import Checkpointer
+from laneway.journal.checkpoint import LOG_BYTES_MAX, Checkpointer
 from laneway.journal.codec import Codec
 from laneway.journal.connect import (
     driver_connection,
@@ -54,7 +54,7 @@ class Writer:
         self._failure: BaseException | None = None
         self._closed = False
         self._gate = threading.Lock()
-        self._checkpointer = Checkpointer(engine, path, self._gate)
+        self._checkpointer = Checkpointer(engine, self._gate)
         self._checkpointer.start()
 
     def append(self, codec: Codec, steps: Sequence[Step]) -> None:
@@ -173,6 +173,7 @@ def _set_up(path: Path, connection: sqlite3.Connection) -> None:
         raise JournalWriteError(f"{path}: this file system has no write-ahead log: choose another")
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA wal_autocheckpoint=0")
+    connection.execute(f"PRAGMA journal_size_limit={LOG_BYTES_MAX}")
     _try_to_write(connection)
 
 

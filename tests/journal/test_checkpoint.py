@@ -11,7 +11,7 @@ from support.journal_steps import story, ticks
 from laneway.engine.errors import JournalWriteError
 from laneway.engine.inputs import TimePassed
 from laneway.engine.ports import Step
-from laneway.journal import SqlJournal, checkpoint
+from laneway.journal import SqlJournal, checkpoint, writer
 from laneway.journal.checkpoint import Checkpointer
 from laneway.journal.connect import driver_connection, writing_engine
 from laneway.statemachines import Event
@@ -78,16 +78,59 @@ def test_appending_never_checkpoints_by_itself(journal: SqlJournal, tmp_path: Pa
     assert main_file_rows(journal.path, tmp_path) == 1200
 
 
-def test_a_log_that_is_too_long_is_truncated(
+def pages_in_use(connection: sqlite3.Connection) -> int:
+    """Return how many pages of the log hold something, whatever the length of the file."""
+    return int(connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()[1])
+
+
+def test_a_log_that_is_too_long_is_begun_anew(
     journal: SqlJournal, thread_connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its file keeps its length, and is written over."""
     monkeypatch.setattr(checkpoint, "LOG_BYTES_MAX", 40 * 4096)
     log = journal.path.with_name("run.db-wal")
     for step in ticks(1, 100):
         journal.append([step])
-    assert log.stat().st_size > 40 * 4096
+    length = log.stat().st_size
+    assert length > 40 * 4096
     checkpointer_of(journal).step(thread_connection)
-    assert log.stat().st_size == 0
+    journal.append(ticks(101, 1))
+    assert pages_in_use(thread_connection) <= 3
+    assert log.stat().st_size == length
+    assert len(list(journal.read())) == 101
+
+
+def test_a_log_that_is_short_goes_on(
+    journal: SqlJournal, thread_connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin anew holds up the engine, so it is done past the bound alone."""
+    monkeypatch.setattr(checkpoint, "LOG_BYTES_MAX", 400 * 4096)
+    journal.append(ticks(1, 1))
+    asked: list[str] = []
+    thread_connection.set_trace_callback(asked.append)
+    for number in range(2, 50):
+        journal.append(ticks(number, 1))
+        checkpointer_of(journal).step(thread_connection)
+    assert set(asked) == {"PRAGMA wal_checkpoint(PASSIVE)"}
+
+
+def test_a_log_that_grew_beyond_its_bound_is_cut_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does in which a reader stood."""
+    monkeypatch.setattr(Checkpointer, "start", lambda self: None)
+    monkeypatch.setattr(checkpoint, "LOG_BYTES_MAX", 40 * 4096)
+    monkeypatch.setattr(writer, "LOG_BYTES_MAX", 40 * 4096)
+    log = tmp_path / "run.db-wal"
+    with SqlJournal.open(tmp_path / "run.db") as journal:
+        for step in ticks(1, 100):
+            journal.append([step])
+        assert log.stat().st_size > 80 * 4096
+        thread = sqlite3.connect(journal.path, isolation_level=None)
+        checkpointer_of(journal).step(thread)
+        journal.append(ticks(101, 1))
+        assert log.stat().st_size <= 40 * 4096
+        thread.close()
 
 
 def test_a_reader_in_the_log_holds_up_nobody(
@@ -104,8 +147,9 @@ def test_a_reader_in_the_log_holds_up_nobody(
     assert reader.execute("SELECT count(*) FROM step").fetchone() == (5,)
     reader.close()
     assert checkpointer_of(journal).step(thread_connection)
-    assert journal.path.with_name("run.db-wal").stat().st_size == 0
-    assert journal.head()[0] == 7
+    journal.append(ticks(8, 1))
+    assert pages_in_use(thread_connection) <= 3
+    assert journal.head()[0] == 8
 
 
 def test_the_thread_wakes_when_the_log_has_grown(
