@@ -1,7 +1,9 @@
 """The suite ``journal``: what a full batch costs to append, to keep, to fold and to prove.
 
 J1: one row a commit through the journal's own API, against bare `sqlite3` inserting the same rows
-into the same tables; the rows are given to it ready-made. J2: bytes on disk of a whole life, for
+into the same tables; the rows are given to it ready-made. Both keep their log bounded: the journal
+from a thread of its own, bare `sqlite3` as it does by itself, every 1,000 pages. J1/log: against
+one that only makes its log longer. J2: bytes on disk of a whole life, for
 every entity an event moved. J3: the life folded to its state, and decided again. All of it is for
 decode jobs of 16 rows (``bench_ticks.py``).
 """
@@ -10,6 +12,7 @@ import gc
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +20,7 @@ from tempfile import TemporaryDirectory
 import attrs
 
 from laneway.adapters.bench_ticks import entity_events, full_batches, life
-from laneway.adapters.measuring import Figure, absolute, interleave, times_as_fast
+from laneway.adapters.measuring import Figure, absolute, compared, interleave, times_as_fast
 from laneway.engine.inputs import Completed
 from laneway.engine.ports import Step
 from laneway.journal import SqlJournal, open_journal, schema
@@ -25,9 +28,9 @@ from laneway.journal.codec import Codec
 from laneway.journal.replay import fold, verify
 from laneway.journal.sealing import Row, seal
 
-ROUNDS = 15
-APPENDS = 200
-"""Steps a burst: one call of a contender appends so many."""
+ROUNDS = 9
+APPENDS = 1500
+"""Steps a burst: one call of a contender appends so many, which is a checkpoint or more."""
 
 STEPS = 12_000
 """Steps of the life that is kept, folded and decided again: so many that its opening, some 120
@@ -47,7 +50,7 @@ def run(
     """Measure J1, J2 and J3. The arguments make it short for tests."""
     with TemporaryDirectory(prefix="laneway-bench-") as folder:
         tell("journal: append")
-        yield _append(Path(folder), rounds, appends)
+        yield from _append(Path(folder), rounds, appends)
         tell("journal: fold and verify")
         kept = list(islice(life(), steps))
         with open_journal(Path(folder) / "life.db") as journal:
@@ -57,30 +60,44 @@ def run(
         yield from _replay(Path(folder) / "life.db", kept)
 
 
-def _append(folder: Path, rounds: int, appends: int) -> Figure:
+def _append(folder: Path, rounds: int, appends: int) -> Iterator[Figure]:
     """J1: completions of full batches, one row a commit."""
     done = (step for step in full_batches(life()) if isinstance(step.taken, Completed))
     count = (rounds + 1) * appends
     steps = [attrs.evolve(step, step=n) for n, step in enumerate(islice(done, count), 1)]
-    with open_journal(folder / "ours.db") as ours, _Bare(folder / "bare.db") as bare:
-        rows = iter(bare.ready_made(steps))
-        left = iter(steps)
+    with (
+        open_journal(folder / "ours.db") as ours,
+        _Bare(folder / "bare.db") as bare,
+        _Bare(folder / "log.db", checkpoints=False) as log,
+    ):
+        left, rows, log_rows = (
+            iter(steps),
+            iter(bare.ready_made(steps)),
+            iter(log.ready_made(steps)),
+        )
 
         def append() -> None:
             for step in islice(left, appends):
                 ours.append([step])
 
-        def insert() -> None:
-            execute = bare.connection.execute
-            for row in islice(rows, appends):
+        def insert(into: _Bare, made: Iterator[Row]) -> None:
+            execute = into.connection.execute
+            for row in islice(made, appends):
                 execute(schema.INSERT_STEP, row)
 
+        contenders = {
+            "ours": append,
+            "bare": partial(insert, bare, rows),
+            "log": partial(insert, log, log_rows),
+        }
         with _out_of_sight():
-            took = interleave({"ours": append, "bare": insert}, rounds=rounds, burst_ns=1)
-    return times_as_fast(
-        *("J1", took["ours"] / appends, "us/step"),
-        *("bare sqlite3, ready-made rows", took["bare"] / appends),
-        limit=0.7,
+            took = interleave(contenders, rounds=rounds, burst_ns=1)
+    us = {name: each / appends for name, each in took.items()}
+    yield times_as_fast(
+        *("J1", us["ours"], "us/step", "bare sqlite3, ready-made rows", us["bare"]), limit=0.7
+    )
+    yield compared(
+        *("J1/log", us["ours"], "us/step", "bare sqlite3 without checkpoints", us["log"])
     )
 
 
@@ -100,15 +117,18 @@ def _out_of_sight() -> Iterator[None]:
 
 
 class _Bare:
-    """A file with the tables of a journal and nobody to look after it: no checkpoints, no lock."""
+    """A file with the tables of a journal and nobody to look after it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, checkpoints: bool = True) -> None:
+        """Make the file; with ``checkpoints`` its log is bounded as `sqlite3` does by itself."""
         SqlJournal.open(path).close()
         with SqlJournal.open_to_read(path) as empty:
             self._origin = empty.origin()
         self.connection = sqlite3.connect(path, isolation_level=None)
-        for setting in ("journal_mode=WAL", "synchronous=NORMAL", "wal_autocheckpoint=0"):
+        for setting in ("journal_mode=WAL", "synchronous=NORMAL"):
             self.connection.execute(f"PRAGMA {setting}")
+        if not checkpoints:
+            self.connection.execute("PRAGMA wal_autocheckpoint=0")
 
     def ready_made(self, steps: list[Step]) -> list[Row]:
         """Return the rows of steps."""

@@ -254,6 +254,7 @@ typedef struct calsim_log {
 } calsim_log;
 
 void calsim_trace(calsim_device *d, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void calsim_trace_kv(calsim_device *d, const char *verb, const npurt_kv_op *op);
 void calsim_event(calsim_device *d, uint32_t kind, npurt_ticket ticket, uint32_t chip,
                   npurt_status code, const char *format, ...) __attribute__((format(printf, 6, 7)));
 /* A host mistake: event, list entry, trace line; ends the process when strict. */

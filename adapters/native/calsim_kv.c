@@ -266,9 +266,7 @@ npurt_status npurt_kv_can_allocate(npurt_kvbank *handle, const npurt_kv_op *ops,
 static void take_over(trial *t, const npurt_kv_op *ops, uint32_t stride, uint32_t n) {
   for (uint32_t i = 0; i < n; ++i) {
     const npurt_kv_op *op = calsim_kv_op_at(ops, stride, i);
-    calsim_trace(t->device, "kv %s lane=%u from=%u to=%u seq=%llu txn=%llu", OPS[op->op], op->lane,
-                 op->from_len, op->to_len, (unsigned long long)op->seq_tag,
-                 (unsigned long long)op->txn);
+    calsim_trace_kv(t->device, OPS[op->op], op);
     if (op->op == COMMIT && t->bank->lanes[op->lane].written < op->to_len &&
         t->device->config.profile != CALSIM_PROFILE_NULL)
       calsim_violation(t->device, NULL, NPURT_E_KV_APPLY,

@@ -60,7 +60,7 @@ def test_both_sides_write_the_same_rows(tmp_path: Path) -> None:
 
 def test_every_figure_of_the_suite_is_one_json_object() -> None:
     figures = list(bench_journal.run(rounds=1, appends=2, steps=200))
-    assert [figure.id for figure in figures] == ["J1", "J2", "J3/fold", "J3/verify"]
+    assert [figure.id for figure in figures] == ["J1", "J1/log", "J2", "J3/fold", "J3/verify"]
     for figure in figures:
         assert json.loads(json.dumps(figure.to_json()))["baseline_value"] > 0
 
