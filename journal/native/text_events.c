@@ -5,7 +5,7 @@
 
 enum {
   KEYS_MAX = 16, /* of one object in the data of an event */
-  DEPTH_MAX = 8, /* of values in that data */
+  DEPTH_MAX = 8, /* arrays and objects in it that stand inside each other */
   RUN_MIN = 3,   /* as in ranges.py */
 };
 
