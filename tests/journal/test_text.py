@@ -53,6 +53,12 @@ class OwnStr(str):
     __slots__ = ()
 
 
+class OwnBytes(bytes):
+    """Somebody's bytes."""
+
+    __slots__ = ()
+
+
 class OwnTuple(tuple[Any, ...]):
     """Somebody's tuples."""
 
@@ -385,6 +391,7 @@ ODD_EVENTS: list[Any] = [
     OwnTuple(ONE),
     (OwnEvent(*EDGE[:1], (4,), *EDGE[1:], 1, 2),),
     (Event.__new__(Event),),
+    *[(*ONE, odd) for odd in (OwnEvent(*EDGE[:1], (4,), *EDGE[1:], 1, 2), DONE, None, 7)],
     (lanes(),),
     (*ONE, lanes()),
     (lanes(INT_MAX - 1, INT_MAX, INT_MAX + 1),),
@@ -511,7 +518,17 @@ def test_the_message_of_a_long_row() -> None:
 
 @pytest.mark.parametrize("place", range(6))
 def test_an_unusual_message_is_left_to_python(place: int) -> None:
-    odd: list[Any] = [None, "a", bytearray(b"a"), memoryview(b"a"), 1.0, True, 1 << 63, OwnInt(1)]
+    odd: list[Any] = [
+        None,
+        "a",
+        bytearray(b"a"),
+        memoryview(b"a"),
+        OwnBytes(b"a"),
+        1.0,
+        True,
+        1 << 63,
+        OwnInt(1),
+    ]
     for one in odd:
         given: list[Any] = [bytes(32), 7, 50, b"TimePassed", b"[1]", b"[]"]
         given[place] = one
