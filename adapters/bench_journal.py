@@ -70,25 +70,22 @@ def _append(folder: Path, rounds: int, appends: int) -> Iterator[Figure]:
         _Bare(folder / "bare.db") as bare,
         _Bare(folder / "log.db", checkpoints=False) as log,
     ):
-        left, rows, log_rows = (
-            iter(steps),
-            iter(bare.ready_made(steps)),
-            iter(log.ready_made(steps)),
-        )
+        left = iter(steps)
+        made = {each: iter(each.ready_made(steps)) for each in (bare, log)}
 
         def append() -> None:
             for step in islice(left, appends):
                 ours.append([step])
 
-        def insert(into: _Bare, made: Iterator[Row]) -> None:
+        def insert(into: _Bare) -> None:
             execute = into.connection.execute
-            for row in islice(made, appends):
+            for row in islice(made[into], appends):
                 execute(schema.INSERT_STEP, row)
 
-        contenders = {
+        contenders: dict[str, Callable[[], object]] = {
             "ours": append,
-            "bare": partial(insert, bare, rows),
-            "log": partial(insert, log, log_rows),
+            "bare": partial(insert, bare),
+            "log": partial(insert, log),
         }
         with _out_of_sight():
             took = interleave(contenders, rounds=rounds, burst_ns=1)

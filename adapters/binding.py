@@ -17,7 +17,7 @@ from typing import Any
 import attrs
 
 from laneway.adapters import npurt
-from laneway.adapters.callwatch import CallWatch, is_watched
+from laneway.adapters.callwatch import CallWatch
 from laneway.adapters.files import is_file
 from laneway.engine.errors import AbiMismatchError, ConfigurationError, DeviceError
 
@@ -139,7 +139,7 @@ class Library:
     def __init__(self, path: str, cdll: ctypes.CDLL, entries: Mapping[str, object]) -> None:
         self.path = path
         self._cdll = cdll
-        self._entries = dict(entries)
+        self._entries: dict[str, Any] = dict(entries)
         self._done = {name: Answer(name, npurt.Code.OK) for name in entries}
         self.info = npurt.AbiInfo()
         self._watch: CallWatch | None = None
@@ -167,24 +167,20 @@ class Library:
         entry = self._entries.get(name)
         if entry is None:
             raise DeviceError(f"{self.path} does not export {name}", code=npurt.Code.UNSUPPORTED)
-        code = self._enter(name, entry, arguments)
-        if not code:
-            return self._done[name]
-        return _PLAIN.get((name, code)) or Answer(name, int(code), self._read_words())
-
-    def _enter(self, name: str, entry: Any, arguments: tuple[object, ...]) -> int:
-        watch = self._watch
-        is_still = name in _STILL
-        call = watch.enter(name) if watch is not None and is_watched(name) else None
+        watch, is_still = self._watch, name in _STILL
+        call = watch.enter(name) if watch is not None else None
         if not is_still:
             self.moves += 1
         try:
-            return entry(*arguments)  # type: ignore[no-any-return]
+            code = entry(*arguments)
         finally:
             if not is_still:
                 self.moves += 1
             if watch is not None:
                 watch.leave(call)
+        if not code:
+            return self._done[name]
+        return _PLAIN.get((name, code)) or Answer(name, int(code), self._read_words())
 
     def call(self, name: str, *arguments: object, about: str = "") -> None:
         """Call and accept nothing but OK. Raises: DeviceError with call, status and words."""
@@ -200,7 +196,7 @@ class Library:
 
     def _read_words(self) -> str:
         words = ctypes.create_string_buffer(_ERROR_BYTES)
-        if self._entries["npurt_last_error"](words, _ERROR_BYTES):  # type: ignore[operator]
+        if self._entries["npurt_last_error"](words, _ERROR_BYTES):
             return ""
         return words.value.decode("utf-8", "replace")
 

@@ -24,6 +24,8 @@ class DeviceClock:
         self._stepped = stepped
         self._scale = scale
         self._lock = threading.Lock()
+        self._told = ctypes.c_uint64(0)
+        self._pointer = ctypes.byref(self._told)
         self._last_ns = 0
         self._told_at = -1
         self._stopped_at_ns: int | None = None
@@ -33,15 +35,15 @@ class DeviceClock:
 
         A stepped one is asked once after each call in which its time may have moved.
         """
-        moves = self._calls.moves
+        moves = self._calls.moves if self._stepped else 0
         if self._told_at == moves:
             return self._last_ns
         with self._lock:
             if self._stopped_at_ns is None:
-                told = ctypes.c_uint64(0)
-                self._calls.call("npurt_clock_now", ctypes.byref(told))
-                if told.value > self._last_ns:
-                    self._last_ns = told.value
+                self._calls.call("npurt_clock_now", self._pointer)
+                told_ns = self._told.value
+                if told_ns > self._last_ns:
+                    self._last_ns = told_ns
                 if self._stepped and moves % 2 == 0:
                     self._told_at = moves
                 return self._last_ns

@@ -15,6 +15,7 @@ nothing else, since a job ends by its result alone.
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 import attrs
@@ -304,7 +305,8 @@ class Waiting:
 
     def _complete(self, flight: Flight, record: npurt.Completion) -> None:
         effect = flight.effect
-        begun_ns = self._clock.now_ns()
+        now_ns = self._clock.now_ns if self._stepped else time.monotonic_ns
+        begun_ns = now_ns()
         try:
             rows = self._results.read(effect, flight.model, flight.buffer, flight.prepared)
         except Exception as error:
@@ -318,7 +320,7 @@ class Waiting:
             rows = tuple(
                 msgspec.structs.replace(row, token=NO_TOKEN, fault="numeric") for row in rows
             )
-        took_ns = max(0, self._clock.now_ns() - begun_ns)
+        took_ns = now_ns() - begun_ns
         self._post(
             Completed(
                 job=effect.job,

@@ -1,7 +1,7 @@
 /* text.c - the texts of usual journal rows, byte for byte what Python writes.
  *
  * Theory of operation. By far the most rows have one form: a completion whose rows say nothing but
- * their tokens, an input of a few numbers, events of edges that have codes. Each function here
+ * their tokens and the digests of their KV, an input of a few numbers, events of edges that have codes. Each function here
  * writes that form alone and gives None for anything else: then Python writes the text, or says
  * what is wrong with the value. So the rules stand in Python once, and nothing is judged here.
  *
@@ -34,20 +34,48 @@ static const char *const EVENT_FIELDS[FIELDS_MAX + 1] = {
 
 /* ---- inputs ---------------------------------------------------------------------------------- */
 
-/* Write the tokens of rows that hold the default, the very object, in every other field. */
-static bool put_tokens(text *t, const known *k, PyObject *rows) {
-  PyObject *defaults[ROW_DEFAULTS];
-  for (int i = 0; i < ROW_DEFAULTS; ++i) defaults[i] = PyTuple_GetItem(k->row_defaults, i);
-  if (!rows || !PyTuple_CheckExact(rows)) return false;
+/* Write a digest: the number of an int that has 64 bits, with a sign or without. */
+static bool put_digest(text *t, PyObject *value) {
+  int64_t number;
+  if (as_number(value, &number)) return put_number(t, number);
+  if (!PyLong_CheckExact(value)) return false;
+  unsigned long long digest = PyLong_AsUnsignedLongLong(value);
+  if (digest != UINT64_MAX || !PyErr_Occurred()) return put_digits(t, digest, false);
+  if (PyErr_ExceptionMatches(PyExc_OverflowError)) PyErr_Clear();
+  return false;
+}
+
+/* Write the digests of rows that all have one, as the column that it is. */
+static bool put_digests(text *t, const known *k, PyObject *rows, Py_ssize_t count) {
+  if (!put(t, ",null,null,null,[", 17)) return false;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject *digest = field(&k->row, PyTuple_GetItem(rows, i), KV_DIGEST);
+    if (!digest || (i && !put_char(t, ',')) || !put_digest(t, digest)) return false;
+  }
+  return put_char(t, ']');
+}
+
+/* Write rows by columns: their tokens, and what the device says of their KV where it says it of
+ * all; every other field must hold the default, the very object. */
+static bool put_rows(text *t, const known *k, PyObject *rows) {
+  PyObject *defaults[1 + ROW_DEFAULTS];
+  bool have_digests = false;
+  for (int i = 0; i < ROW_DEFAULTS; ++i) defaults[1 + i] = PyTuple_GetItem(k->row_defaults, i);
+  if (!rows || !PyTuple_CheckExact(rows) || !put(t, "[[", 2)) return false;
   Py_ssize_t count = PyTuple_Size(rows);
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject *row = PyTuple_GetItem(rows, i);
     if (!is_of(&k->row, row)) return false;
-    for (int other = 0; other < ROW_DEFAULTS; ++other)
-      if (field(&k->row, row, TOKEN + 1 + other) != defaults[other]) return false;
+    for (int other = TOKEN + 1; other <= ROW_DEFAULTS; ++other)
+      if (other != KV_DIGEST && field(&k->row, row, other) != defaults[other]) return false;
+    bool has_digest = field(&k->row, row, KV_DIGEST) != defaults[KV_DIGEST];
+    if (i == 0) have_digests = has_digest;
+    if (has_digest != have_digests) return false;
     if ((i && !put_char(t, ',')) || !put_int(t, field(&k->row, row, TOKEN))) return false;
   }
-  return true;
+  if (!put_char(t, ']')) return false;
+  if (have_digests && !put_digests(t, k, rows, count)) return false;
+  return put_char(t, ']');
 }
 
 /* Write instants as what has passed between them; the rules are those of instants.py. */
@@ -79,7 +107,7 @@ static bool put_completed(text *t, const known *k, PyObject *taken) {
     if (!put_char(t, ',')) return false;
     if (!(i == KV_EFFECT ? put_string(t, value) : put_int(t, value))) return false;
   }
-  return put(t, ",[[", 3) && put_tokens(t, k, field(of, taken, ROWS)) && put(t, "]],[", 4) &&
+  return put_char(t, ',') && put_rows(t, k, field(of, taken, ROWS)) && put(t, ",[", 2) &&
          put_times(t, k, field(of, taken, TIMES)) && put_char(t, ']');
 }
 

@@ -35,16 +35,20 @@ static inline bool put_char(text *t, char c) {
   return true;
 }
 
-static inline bool put_number(text *t, int64_t number) {
+static inline bool put_digits(text *t, uint64_t left, bool is_negative) {
   char digits[DIGITS_MAX];
   size_t at = sizeof digits;
-  uint64_t left = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
   do {
     digits[--at] = (char)('0' + left % 10);
     left /= 10;
   } while (left);
-  if (number < 0) digits[--at] = '-';
+  if (is_negative) digits[--at] = '-';
   return put(t, digits + at, sizeof digits - at);
+}
+
+static inline bool put_number(text *t, int64_t number) {
+  return number < 0 ? put_digits(t, 0 - (uint64_t)number, true)
+                    : put_digits(t, (uint64_t)number, false);
 }
 
 /* Take the number of an int that is no bool and no other class's, and fits into 64 bits. */
@@ -102,7 +106,7 @@ enum { COMPLETED, SUBMIT_ACCEPTED, BUFFER_RESTORED, KINDS };
 
 /* Which field is which, in the order of the journal; text.c has their names. */
 enum { KV_EFFECT = 5, ENGINE_SLOT, ROWS, TIMES };
-enum { TOKEN, ROW_DEFAULTS = 5 };
+enum { TOKEN, KV_DIGEST = 4, ROW_DEFAULTS = 5 };
 enum { INSTANTS = 9 };
 enum { MACHINE, ENTITIES, TRIGGER, SOURCE, DEST, EPOCH, GENERATION, DATA };
 

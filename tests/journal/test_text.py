@@ -140,6 +140,7 @@ def test_the_rows_of_inputs_of_two_numbers() -> None:
 
 
 NUMBERS = st.integers(INT_MIN, INT_MAX) | st.integers(-3, 130) | st.sampled_from([INT_MIN, INT_MAX])
+DIGESTS = NUMBERS | st.integers(0, (1 << 64) - 1) | st.just((1 << 64) - 1)
 ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters='"\\'))
 INSTANTS = st.lists(st.just(0) | st.integers(0, 40), min_size=9, max_size=9)
 SORTED = st.lists(st.integers(1, INT_MAX), min_size=9, max_size=9).map(sorted)
@@ -158,7 +159,8 @@ USUAL_INPUTS = (
             for name in ("job", "ticket", "epoch", "generation", "flags", "engine_slot")
         },
         kv_effect=ASCII,
-        rows=st.lists(st.builds(RowResult, token=NUMBERS), max_size=20).map(tuple),
+        rows=st.lists(st.builds(RowResult, token=NUMBERS), max_size=20).map(tuple)
+        | st.lists(st.builds(RowResult, token=NUMBERS, kv_digest=DIGESTS), max_size=20).map(tuple),
         times=TIMES,
     )
     | st.builds(SubmitAccepted, job=NUMBERS, ticket=NUMBERS)
@@ -299,7 +301,13 @@ ODD_ROWS: list[Any] = [
     (RowResult(token=1, stop_hit=True),),
     (RowResult(token=1), RowResult(token=2, fault="numeric")),
     (RowResult(token=1, verdict="equal"),),
-    (RowResult(token=1, kv_digest=5),),
+    (RowResult(token=1, kv_digest=5), RowResult(token=2)),
+    (RowResult(token=1), RowResult(token=2, kv_digest=5)),
+    (RowResult(token=1, kv_digest=5, verdict="equal"),),
+    *[
+        (RowResult(token=1, kv_digest=5), RowResult(token=2, kv_digest=odd))
+        for odd in (True, 1.0, "1", OwnInt(1), np.int64(1), 1 << 64, INT_MIN - 1)
+    ],
     (RowResult(token=1, logprobs=((1, -0.5),)),),
     (RowResult(token=1, stop_hit=0),),  # type: ignore[arg-type]
     (LikeRow(token=1),),
