@@ -1,9 +1,10 @@
 /* text.c - the texts of usual journal rows, byte for byte what Python writes.
  *
  * Theory of operation. By far the most rows have one form: a completion whose rows say nothing but
- * their tokens and the digests of their KV, an input of a few numbers, events of edges that have codes. Each function here
- * writes that form alone and gives None for anything else: then Python writes the text, or says
- * what is wrong with the value. So the rules stand in Python once, and nothing is judged here.
+ * their tokens and the digests of their KV, an input of a few numbers, events of edges that have
+ * codes. Each function here writes that form alone and gives None for anything else: then Python
+ * writes the text, or says what is wrong with the value. So the rules stand in Python once, and
+ * nothing is judged here.
  *
  * What is walked is exact: int, str, tuple, list and dict themselves, no class derived from them,
  * and the engine's own frozen classes, whose fields are read where the class says its slots are.
