@@ -31,6 +31,7 @@ MS = 1_000_000
 ROWS = 16
 EXEC_NS, TRANSFER_NS = 10 * MS, 50_000
 TOKENS = 48
+HOST_ROUNDS = 5
 BOARD = f"sim:cost?decode={EXEC_NS}ns/0ns/0ns&h2d={TRANSFER_NS}ns&d2h={TRANSFER_NS}ns"
 SAMPLING = Sampling(temperature=0.7, top_k=20, top_p=0.95)
 T4_LEAST, T5_LEAST, T5_HOST_MOST = 80.0, 0.95, 10.0
@@ -72,17 +73,23 @@ def run(
             yield _host_share(folder, tokens)
 
 
-def _host_share(folder: Path, tokens: int) -> Figure:
+def _host_share(folder: Path, tokens: int, *, rounds: int = HOST_ROUNDS) -> Figure:
     """T5: the part of a tick in which the device has nothing of it, on the running clock.
 
-    It has a job from the instant that it accepted it to the one at which its result is there.
+    It has a job from the instant that it accepted it to the one at which its result is there. Every
+    round is an engine of its own.
     """
-    times = decode_times(folder, depth=1, host_ns=None, tokens=tokens, requests=ROWS)
-    period = statistics.median(periods_ns(times))
-    busy = statistics.median(each.visible_ns - each.accept_ns for each in times)
-    share = 100 * (period - busy) / period
+    shares, lengths = [], []
+    for _ in range(rounds):
+        times = decode_times(folder, depth=1, host_ns=None, tokens=tokens, requests=ROWS)
+        period = statistics.median(periods_ns(times))
+        busy = statistics.median(each.visible_ns - each.accept_ns for each in times)
+        shares.append(100 * (period - busy) / period)
+        lengths.append(busy / 1000)
     return absolute(
-        "T5/host", share, "% of a tick", "device, us a tick", busy / 1000, most=T5_HOST_MOST
+        *("T5/host", statistics.median(shares), "% of a tick"),
+        *("device, us a tick", statistics.median(lengths)),
+        most=T5_HOST_MOST,
     )
 
 

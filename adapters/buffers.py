@@ -9,6 +9,7 @@ the ticket is retired and everything is restored and wiped (E3, E4).
 import ctypes
 import mmap
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import cast
 
 import attrs
@@ -92,20 +93,14 @@ class Buffer:
         """
         if self.ticket or self.tainted:
             raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
-        tokens: list[int] = []
-        offsets, counts, starts = [], [], []
-        for row in rows:
-            offsets.append(len(tokens))
-            counts.append(0 if row is None else len(row.tokens))
-            starts.append(0 if row is None else row.start)
-            if row is not None:
-                tokens += row.tokens
+        tokens = [() if row is None else row.tokens for row in rows]
+        counts = list(map(len, tokens))
         views = self.views
         status = pack_lanes(
-            np.array(tokens, np.int32),
-            np.array(offsets, np.int64),
+            np.array(list(chain.from_iterable(tokens)), np.int32),
+            np.array([0, *accumulate(counts)][:-1], np.int64),
             np.array(counts, np.int32),
-            np.array(starts, np.int32),
+            np.array([0 if row is None else row.start for row in rows], np.int32),
             vocabulary=vocabulary,
             positions_max=positions_max,
             tokens=cast(_Numbers, views["tokens"]),

@@ -45,12 +45,20 @@ from laneway.engine.inputs import (
 
 LOG = logging.getLogger("laneway.adapters.waiting")
 SLICE_NS = 200_000_000
+NAP_NS = 1_000_000
+"""The longest sleep of whoever waits for a job, in time of the host.
+
+Why: a core that sleeps through a job is far away when the job ends, and the device waits until it
+is back; some twenty microseconds a millisecond keep it near.
+"""
+
 _SHORTEST_WAIT = 200
 _NEVER_NS = (1 << 63) - 1
 _STAGES = ("suspect", "confirm", "cap")
 _PHASES = ("h2d", "exec", "d2h")
 _ORDER = ("queued", *_PHASES)
-_NOTHING_YET = (npurt.Code.WAIT_TIMEOUT, npurt.Code.NOT_READY, npurt.Code.INTERRUPTED)
+_TIMEOUT = npurt.Code.WAIT_TIMEOUT
+_NOTHING_YET = (_TIMEOUT, npurt.Code.NOT_READY, npurt.Code.INTERRUPTED)
 _KINDS = {
     npurt.Code.CCU_EXCEPTION: "ccu",
     npurt.Code.DMA: "dma",
@@ -112,6 +120,7 @@ class Waiting:
         self._clock = clock
         self._chips = chips
         self._post = post
+        self._nap_ns = _NEVER_NS if stepped else _device_ns(clock, NAP_NS)
         self._results = Results(exact=calls.library.simulates, samplers=samplers)
         self._flights: dict[int, Flight] = {}
         self._lock = threading.Lock()
@@ -196,9 +205,14 @@ class Waiting:
     def _collect_of(self, flights: tuple[Flight, ...], timeout_ns: int) -> bool:
         tickets = (ctypes.c_uint64 * len(flights))(*(flight.ticket for flight in flights))
         which = ctypes.c_uint32(0)
-        answer = self._calls.attempt(
-            "npurt_job_wait", tickets, len(flights), timeout_ns, ctypes.byref(which)
-        )
+        seen, left_ns, waits = self._changes, timeout_ns, True
+        while waits:
+            nap_ns = min(left_ns, self._nap_ns)
+            answer = self._calls.attempt(
+                "npurt_job_wait", tickets, len(flights), nap_ns, ctypes.byref(which)
+            )
+            left_ns -= nap_ns
+            waits = answer.code == _TIMEOUT and left_ns > 0 and self._changes == seen
         if answer.ok:
             self._finish(flights[which.value])
             return True
@@ -465,3 +479,8 @@ class Waiting:
             return read_health(self._calls, self._chips), ""
         except DeviceError as error:
             return None, f"; health: {error}"
+
+
+def _device_ns(clock: Clock, host_ns: int) -> int:
+    """Return how long a duration of the host is on a clock that may run faster or slower."""
+    return round(host_ns * (host_ns / 1e9) / clock.real_seconds(host_ns))

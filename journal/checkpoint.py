@@ -48,7 +48,7 @@ class Checkpointer:
         for row in rows:
             grown_bytes += len(row[3]) + len(row[4])
         self._grown_bytes = grown_bytes
-        if grown_bytes >= GROWTH_BYTES:
+        if grown_bytes >= GROWTH_BYTES and not self._wake.is_set():
             self._wake.set()
 
     def start(self) -> None:

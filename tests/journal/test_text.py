@@ -305,7 +305,7 @@ ODD_ROWS: list[Any] = [
     (RowResult(token=1), RowResult(token=2, kv_digest=5)),
     (RowResult(token=1, kv_digest=5, verdict="equal"),),
     *[
-        (RowResult(token=1, kv_digest=5), RowResult(token=2, kv_digest=odd))
+        (RowResult(token=1, kv_digest=5), RowResult(token=2, kv_digest=odd))  # type: ignore[arg-type]
         for odd in (True, 1.0, "1", OwnInt(1), np.int64(1), 1 << 64, INT_MIN - 1)
     ],
     (RowResult(token=1, logprobs=((1, -0.5),)),),
