@@ -23,7 +23,7 @@ GROWTH_BYTES = 1000 * PAGE_BYTES
 """Growth of the log between two checkpoints, roughly: a row dirties a page of its own or more."""
 
 PERIOD_S = 1.0
-LOG_BYTES_MAX = 16 << 20
+LOG_BYTES_MAX = 64 << 20
 
 
 class Checkpointer:

@@ -45,7 +45,8 @@ class MemoryJournal:
                 raise JournalWriteError("the journal is closed")
             rows, self._head = seal(self.codec, self._head, steps)
             for step, at_ns, kind, taken, events, chain in rows:
-                row = RawRow(step, at_ns, kind.encode(), taken.encode(), events.encode(), chain)
+                texts = (kind.encode(), taken.encode(), events.encode())
+                row = RawRow(step, at_ns, *texts, bytes(chain))
                 self._rows.append(row)
                 self._size_bytes += len(taken) + len(events) + len(kind) + len(chain) + 16
 

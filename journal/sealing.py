@@ -9,7 +9,8 @@ from laneway.engine.ports import Step, make_step
 from laneway.journal.chain import Block, FollowedRow, Head, RawRow, followed, make_head, row_chain
 from laneway.journal.codec import Codec
 
-Row = tuple[int, int, str, str, str, bytes]
+Row = tuple[int, int, str, str, str, bytearray]
+"""A row as the driver takes it without a question: of bytes it asks first who adapts them."""
 
 _INTEGER_MAX = (1 << 63) - 1
 _sha256 = hashlib.sha256
@@ -22,25 +23,33 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
     stored form, or an EngineStarted that says another token mode than the journal has.
     """
     rows: list[Row] = []
-    usual_row = codec.usual_row
-    number, at_ns, chain = head
     for step in steps:
-        before, at_ns = at_ns, step.at_ns
-        number += 1
-        if step.step != number:
-            raise JournalWriteError(f"step {step.step} does not follow step {number - 1}")
-        if not before <= at_ns <= _INTEGER_MAX:
-            raise JournalWriteError(
-                f"step {number}: time goes from {before} to {at_ns} ns; it must not fall"
-            )
-        usual = usual_row(chain, number, at_ns, step.taken, step.events)
-        if usual is None:
-            kind, text, events, chain = _unusual_row(codec, chain, number, step)
-        else:
-            kind, text, events, message = usual
-            chain = _sha256(message).digest()
-        rows.append((number, at_ns, kind, text, events, chain))
-    return rows, make_head((number, at_ns, chain))
+        row, head = seal_one(codec, head, step)
+        rows.append(row)
+    return rows, head
+
+
+def seal_one(codec: Codec, head: Head, step: Step) -> tuple[Row, Head]:
+    """Return the row of a step that follows ``head``, and the head after it.
+
+    Raises: JournalWriteError, as ``seal``.
+    """
+    before, before_ns, chain = head
+    number, at_ns = step.step, step.at_ns
+    if number != before + 1:
+        raise JournalWriteError(f"step {number} does not follow step {before}")
+    if not before_ns <= at_ns <= _INTEGER_MAX:
+        raise JournalWriteError(
+            f"step {number}: time goes from {before_ns} to {at_ns} ns; it must not fall"
+        )
+    usual = codec.usual_row(chain, number, at_ns, step.taken, step.events)
+    if usual is None:
+        kind, text, events, chain = _unusual_row(codec, chain, number, step)
+    else:
+        kind, text, events, message = usual
+        chain = _sha256(message).digest()
+    row = (number, at_ns, kind, text, events, bytearray(chain))
+    return row, make_head((number, at_ns, chain))
 
 
 def _unusual_row(

@@ -24,7 +24,7 @@ from laneway.journal.connect import (
 )
 from laneway.journal.meta import Meta, new_meta
 from laneway.journal.owner import OwnerLock
-from laneway.journal.sealing import Row, seal
+from laneway.journal.sealing import Row, seal, seal_one
 
 DISK_TRIGGERS = frozenset({"quarantine", "reset", "lose"})
 """Steps with such an event wait for the disk (decision 4)."""
@@ -62,13 +62,17 @@ class Writer:
         with self._gate:
             if self._closed or self._failure or self._checkpointer.failure:
                 self._refuse()
-            rows, head = seal(codec, self.head, steps)
+            if len(steps) == 1:
+                row, head = seal_one(codec, self.head, steps[0])
+                rows = [row]
+            else:
+                rows, head = seal(codec, self.head, steps)
             try:
                 to_disk = _must_reach_disk(steps)
                 if to_disk or len(rows) > 1:
                     self._write(rows, to_disk=to_disk)
                 else:
-                    self._execute(schema.INSERT_STEP, _bound(rows[0]))
+                    self._execute(schema.INSERT_STEP, row)
             except BaseException as error:
                 self._failure = error
                 self._roll_back(error)
@@ -92,10 +96,10 @@ class Writer:
         if to_disk:
             execute("PRAGMA synchronous=FULL")
         if len(rows) == 1:
-            execute(schema.INSERT_STEP, _bound(rows[0]))
+            execute(schema.INSERT_STEP, rows[0])
         else:
             execute("BEGIN IMMEDIATE")
-            self._cursor.executemany(schema.INSERT_STEP, map(_bound, rows))
+            self._cursor.executemany(schema.INSERT_STEP, rows)
             execute("COMMIT")
         if to_disk:
             execute("PRAGMA synchronous=NORMAL")
@@ -125,15 +129,6 @@ class Writer:
             self._proxied.close()
             self._engine.dispose()
             self._lock.release()
-
-
-def _bound(row: Row) -> tuple[int, int, str, str, str, bytearray]:
-    """Return a row as the driver takes it without a question.
-
-    Why: of bytes it first asks whether somebody adapts them, at a tenth of what the append takes.
-    """
-    step, at_ns, kind, taken, events, chain = row
-    return step, at_ns, kind, taken, events, bytearray(chain)
 
 
 def create_file(path: Path) -> None:

@@ -140,7 +140,7 @@ def test_every_text_and_chain_of_a_job() -> None:
         for row, step, (taken, _, text, events) in zip(rows, steps, CASES, strict=True):
             texts = (type(taken).__name__, text, events)
             chain = chain_of(chain, (step.step, step.at_ns), texts)
-            assert row == (step.step, step.at_ns, *texts, chain)
+            assert row == (step.step, step.at_ns, *texts, bytearray(chain))
         assert head == (44, 44_000, chain)
 
 
