@@ -96,22 +96,21 @@ def row_chain(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> bytes:
     """Return the chain of a row."""
-    usual = BUILT.message(previous, step, at_ns, kind, taken, events)
-    if usual is None:
-        usual = row_message(previous, step, at_ns, kind, taken, events)
-    return _sha256(usual).digest()
+    usual = BUILT.chain(previous, step, at_ns, kind, taken, events)
+    return plain_chain(previous, step, at_ns, kind, taken, events) if usual is None else usual
 
 
-def row_message(
+def plain_chain(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> bytes:
-    """Return the bytes of which the chain of a row is the hash."""
+    """Return the chain of a row, by Python alone."""
     numbers = _NUMBERS.pack(_NUMBER, step, _NUMBER, at_ns)
     try:
         own, of_taken, of_events = _TEXTS[len(kind)], _TEXTS[len(taken)], _TEXTS[len(events)]
     except IndexError:  # one is long, as an input with a prompt is
         own, of_taken, of_events = (_HEAD.pack(b"T", len(text)) for text in (kind, taken, events))
-    return b"".join((previous, numbers, own, kind, of_taken, taken, of_events, events))
+    parts = (previous, numbers, own, kind, of_taken, taken, of_events, events)
+    return _sha256(b"".join(parts)).digest()
 
 
 def are_typed(columns: Columns) -> bool:

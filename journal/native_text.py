@@ -16,7 +16,7 @@ import attrs
 _NAME = "laneway.journal._text"
 
 UsualRow = tuple[str, str, str, bytes]
-"""Kind, text of the input, text of the events, and the bytes of which the chain is the hash."""
+"""Kind, text of the input, text of the events, and chain."""
 
 
 @attrs.frozen
@@ -25,13 +25,13 @@ class Texts:
 
     ``row``: of versions of ``kinds``, codes of edges (``CodedEvents.codes``), and a step behind a
     chain (previous, step, at_ns, taken, events). ``events``: of codes and events, their text.
-    ``message``: of what ``row_chain`` is given, the bytes it hashes.
+    ``chain``: of what ``row_chain`` is given, what it gives.
     """
 
     kinds: tuple[str, ...]
     row: Callable[..., UsualRow | None]
     events: Callable[[Any, Any], bytes | None]
-    message: Callable[[bytes, int, int, bytes, bytes, bytes], bytes | None]
+    chain: Callable[[bytes, int, int, bytes, bytes, bytes], bytes | None]
 
 
 def nothing(*unused: object) -> None:
@@ -50,7 +50,7 @@ def _built() -> Texts:
     if importlib.util.find_spec(_NAME) is None:
         return PYTHON
     module = importlib.import_module(_NAME)
-    return Texts(module.KINDS, module.row, module.events, module.message)
+    return Texts(module.KINDS, module.row, module.events, module.chain)
 
 
 BUILT = _built()

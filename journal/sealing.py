@@ -1,6 +1,5 @@
 """Turn steps into rows, and rows back into steps: what every kind of journal shares."""
 
-import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from laneway.engine.errors import JournalFormatError, JournalWriteError
@@ -13,7 +12,6 @@ Row = tuple[int, int, str, str, str, bytearray]
 """A row as the driver takes it without a question: of bytes it asks first who adapts them."""
 
 _INTEGER_MAX = (1 << 63) - 1
-_sha256 = hashlib.sha256
 
 
 def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], Head]:
@@ -46,8 +44,7 @@ def seal_one(codec: Codec, head: Head, step: Step) -> tuple[Row, Head]:
     if usual is None:
         kind, text, events, chain = _unusual_row(codec, chain, number, step)
     else:
-        kind, text, events, message = usual
-        chain = _sha256(message).digest()
+        kind, text, events, chain = usual
     row = (number, at_ns, kind, text, events, bytearray(chain))
     return row, make_head((number, at_ns, chain))
 

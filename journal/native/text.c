@@ -143,13 +143,8 @@ static PyObject *events(PyObject *module, PyObject *const *given, Py_ssize_t cou
 
 /* ---- the chain ------------------------------------------------------------------------------- */
 
-typedef struct span {
-  char *bytes;
-  Py_ssize_t count;
-} span;
-
 /* What stands before the chain's texts: two heads with a number each; before a text: its head. */
-enum { HEAD_BYTES = 9, NUMBERS_BYTES = 2 * (HEAD_BYTES + 8) };
+enum { HEAD_BYTES = 9, NUMBERS_BYTES = 2 * (HEAD_BYTES + 8), TEXTS = 3 };
 
 /* Write a number as its eight bytes, the greatest first; return where the next byte goes. */
 static char *pack_number(char *at, uint64_t number) {
@@ -163,60 +158,79 @@ static char *pack_head(char *at, char letter, uint64_t length) {
   return pack_number(at + 1, length);
 }
 
-static char *pack_bytes(char *at, const span *from) {
-  memcpy(at, from->bytes, (size_t)from->count);
-  return at + from->count;
-}
-
-/* Return the bytes of which the chain of a row is the hash; the layout stands in chain.py. */
-static PyObject *packed(const span *previous, int64_t step, int64_t at_ns, const span texts[3]) {
-  Py_ssize_t whole = NUMBERS_BYTES + 3 * HEAD_BYTES;
-  const span *all[] = {previous, &texts[0], &texts[1], &texts[2]};
-  for (int i = 0; i < 4; ++i)
-    if (__builtin_add_overflow(whole, all[i]->count, &whole)) return PyErr_NoMemory();
-  PyObject *made = PyBytes_FromStringAndSize(NULL, whole);
-  if (!made) return NULL;
-  char *at = pack_bytes(PyBytes_AsString(made), previous);
-  at = pack_number(pack_head(at, 'I', 8), (uint64_t)step);
-  at = pack_number(pack_head(at, 'I', 8), (uint64_t)at_ns);
-  for (int i = 0; i < 3; ++i)
-    at = pack_bytes(pack_head(at, 'T', (uint64_t)texts[i].count), &texts[i]);
-  return made;
+/* Hash a row behind the chain before it; the layout stands in chain.py. */
+static void hash_row(const span *previous, int64_t step, int64_t at_ns, const span texts[TEXTS],
+                     uint8_t digest[DIGEST_BYTES]) {
+  char numbers[NUMBERS_BYTES], heads[TEXTS][HEAD_BYTES];
+  span pieces[2 + 2 * TEXTS] = {*previous, {numbers, sizeof numbers}};
+  char *at = pack_number(pack_head(numbers, 'I', 8), (uint64_t)step);
+  pack_number(pack_head(at, 'I', 8), (uint64_t)at_ns);
+  for (int i = 0; i < TEXTS; ++i) {
+    pack_head(heads[i], 'T', (uint64_t)texts[i].count);
+    pieces[2 + 2 * i] = (span){heads[i], HEAD_BYTES};
+    pieces[3 + 2 * i] = texts[i];
+  }
+  hash_pieces(pieces, sizeof pieces / sizeof *pieces, false, digest);
 }
 
 static bool as_span(PyObject *value, span *of) {
-  return PyBytes_CheckExact(value) && PyBytes_AsStringAndSize(value, &of->bytes, &of->count) == 0;
+  char *bytes;
+  if (!PyBytes_CheckExact(value) || PyBytes_AsStringAndSize(value, &bytes, &of->count) < 0)
+    return false;
+  of->bytes = bytes;
+  return true;
 }
 
-PyDoc_STRVAR(message_doc,
-             "message(previous, step, at_ns, kind, taken, events, /)\n--\n\n"
-             "Return the bytes of which the chain of a row is the hash; None if they are not"
-             " usual.");
+static PyObject *as_bytes(const uint8_t digest[DIGEST_BYTES]) {
+  return PyBytes_FromStringAndSize((const char *)digest, DIGEST_BYTES);
+}
 
-static PyObject *message(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+PyDoc_STRVAR(chain_doc,
+             "chain(previous, step, at_ns, kind, taken, events, /)\n--\n\n"
+             "Return the chain of a row; None if what it is made of is not usual.");
+
+static PyObject *chain(PyObject *module, PyObject *const *given, Py_ssize_t count) {
   (void)module;
   int64_t step, at_ns;
-  span previous, texts[3];
-  if (count != 6) return miscalled("message", 6, count);
+  span previous, texts[TEXTS];
+  uint8_t digest[DIGEST_BYTES];
+  if (count != 6) return miscalled("chain", 6, count);
   if (!as_span(given[0], &previous) || !as_number(given[1], &step) || !as_number(given[2], &at_ns))
     return not_usual();
-  for (int i = 0; i < 3; ++i)
+  for (int i = 0; i < TEXTS; ++i)
     if (!as_span(given[3 + i], &texts[i])) return not_usual();
-  return packed(&previous, step, at_ns, texts);
+  hash_row(&previous, step, at_ns, texts, digest);
+  return as_bytes(digest);
+}
+
+PyDoc_STRVAR(sha256_doc,
+             "sha256(plainly, data, /)\n--\n\n"
+             "Return the hash that the chain is made with; ``plainly``: by the way that every"
+             " processor has. Both ways are there to be held against each other.");
+
+static PyObject *sha256(PyObject *module, PyObject *const *given, Py_ssize_t count) {
+  (void)module;
+  span data;
+  uint8_t digest[DIGEST_BYTES];
+  if (count != 2) return miscalled("sha256", 2, count);
+  if (!as_span(given[1], &data)) return not_usual();
+  hash_pieces(&data, 1, given[0] == Py_True, digest);
+  return as_bytes(digest);
 }
 
 /* ---- whole rows ------------------------------------------------------------------------------ */
 
 PyDoc_STRVAR(row_doc,
              "row(versions, codes, previous, step, at_ns, taken, events, /)\n--\n\n"
-             "Return the kind, the texts of input and events, and the bytes of which the chain is the"
-             " hash; None if any of it is not usual. ``versions`` are those of ``KINDS``.");
+             "Return the kind, the texts of input and events, and the chain; None if any of it is"
+             " not usual. ``versions`` are those of ``KINDS``.");
 
 static PyObject *row(PyObject *module, PyObject *const *given, Py_ssize_t count) {
   const known *k = known_of(module);
   text taken, happened;
-  span previous, texts[3];
+  span previous, texts[TEXTS];
   int64_t step, at_ns;
+  uint8_t digest[DIGEST_BYTES];
   if (count != 7) return miscalled("row", 7, count);
   taken.length = happened.length = 0;
   if (!as_span(given[2], &previous) || !as_number(given[3], &step) || !as_number(given[4], &at_ns))
@@ -224,13 +238,12 @@ static PyObject *row(PyObject *module, PyObject *const *given, Py_ssize_t count)
   int kind = put_input(&taken, k, given[0], given[5]);
   if (kind < 0 || !put_events(&happened, k, given[1], given[6])) return not_usual();
   PyObject *name = PyTuple_GetItem(k->kind_names, kind);
-  texts[0] = (span){(char *)(uintptr_t)KIND_NAMES[kind], (Py_ssize_t)strlen(KIND_NAMES[kind])};
+  texts[0] = (span){KIND_NAMES[kind], (Py_ssize_t)strlen(KIND_NAMES[kind])};
   texts[1] = (span){taken.bytes, (Py_ssize_t)taken.length};
   texts[2] = (span){happened.bytes, (Py_ssize_t)happened.length};
-  PyObject *hashed = packed(&previous, step, at_ns, texts);
-  if (!hashed) return NULL;
-  return Py_BuildValue("(Os#s#N)", name, texts[1].bytes, texts[1].count, texts[2].bytes,
-                       texts[2].count, hashed);
+  hash_row(&previous, step, at_ns, texts, digest);
+  return Py_BuildValue("(Os#s#y#)", name, texts[1].bytes, texts[1].count, texts[2].bytes,
+                       texts[2].count, (const char *)digest, (Py_ssize_t)DIGEST_BYTES);
 }
 
 /* ---- the module ------------------------------------------------------------------------------ */
@@ -321,7 +334,8 @@ static void give_back(void *module) { clear(module); }
 static PyMethodDef METHODS[] = {
     {"row", (PyCFunction)(void (*)(void))row, METH_FASTCALL, row_doc},
     {"events", (PyCFunction)(void (*)(void))events, METH_FASTCALL, events_doc},
-    {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL, message_doc},
+    {"chain", (PyCFunction)(void (*)(void))chain, METH_FASTCALL, chain_doc},
+    {"sha256", (PyCFunction)(void (*)(void))sha256, METH_FASTCALL, sha256_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -135,6 +135,18 @@ static inline PyObject *miscalled(const char *name, int wanted, Py_ssize_t given
   return PyErr_Format(PyExc_TypeError, "%s takes %d values, not %zd", name, wanted, given);
 }
 
+/* Bytes that somebody else keeps. */
+typedef struct span {
+  const char *bytes;
+  Py_ssize_t count;
+} span;
+
+enum { DIGEST_BYTES = 32 };
+
+/* Give the SHA-256 of pieces one after the other (text_sha256.c); `plainly`: without instructions
+ * that not every processor has. */
+void hash_pieces(const span *pieces, size_t count, bool plainly, uint8_t digest[DIGEST_BYTES]);
+
 /* Write the events of a step (text_events.c). `codes`: by machine, trigger, source, dest. */
 bool put_events(text *t, const known *k, PyObject *codes, PyObject *events);
 

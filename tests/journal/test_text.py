@@ -1,5 +1,7 @@
 """The texts of usual rows in C: byte for byte those of Python, and None for whatever is unusual."""
 
+import hashlib
+import importlib
 import importlib.util
 import struct
 import sys
@@ -25,7 +27,7 @@ from laneway.engine.errors import JournalWriteError
 from laneway.engine.inputs import BufferRestored, Completed, JobTimes, RowResult, SubmitAccepted
 from laneway.engine.ports import Step
 from laneway.journal import MemoryJournal, native_text
-from laneway.journal.chain import Head, row_chain, row_message
+from laneway.journal.chain import Head, plain_chain, row_chain
 from laneway.journal.codec import KINDS, Codec
 from laneway.journal.edges import DECLARED
 from laneway.journal.native_text import BUILT, PYTHON, Texts
@@ -104,8 +106,8 @@ def written(taken: Any, events: Any = ()) -> tuple[str, str, str, bytes]:
     codec = Codec(texts=PYTHON)
     kind, text = codec.encode_input(taken)
     told = codec.encode_events(events)
-    message = row_message(HEAD.chain, HEAD.step + 1, 50, kind.encode(), text, told)
-    return kind, text.decode(), told.decode(), message
+    chain = plain_chain(HEAD.chain, HEAD.step + 1, 50, kind.encode(), text, told)
+    return kind, text.decode(), told.decode(), chain
 
 
 DONE = completed(17, (101, 102))
@@ -129,7 +131,8 @@ def test_the_row_of_a_completion() -> None:
     parts = [HEAD.chain, struct.pack(">cQqcQq", b"I", 8, 7, b"I", 8, 50)]
     for text in (b"Completed", taken, told):
         parts += (struct.pack(">cQ", b"T", len(text)), text)
-    assert row == ("Completed", taken.decode(), told.decode(), b"".join(parts))
+    chain = hashlib.sha256(b"".join(parts)).digest()
+    assert row == ("Completed", taken.decode(), told.decode(), chain)
 
 
 def test_the_rows_of_inputs_of_two_numbers() -> None:
@@ -497,35 +500,45 @@ def test_the_most_keys_and_the_deepest_data() -> None:
         assert usual_row(DONE, (lanes(4, data=data),)) == written(DONE, (lanes(4, data=data),))
 
 
-# ---------------------------------------------------------------------------- the message
+# ---------------------------------------------------------------------------- the chain
 
 
 def by_hand(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> bytes:
-    """Return the bytes that are hashed, as chain.py describes them."""
+    """Return the hash of the bytes that chain.py describes."""
     found = previous + b"I" + struct.pack(">Qq", 8, step) + b"I" + struct.pack(">Qq", 8, at_ns)
     for text in (kind, taken, events):
         found += b"T" + struct.pack(">Q", len(text)) + text
-    return found
+    return hashlib.sha256(found).digest()
 
 
 @EXAMPLES
 @given(st.binary(max_size=40), NUMBERS, NUMBERS, *[st.binary(max_size=300)] * 3)
-def test_the_message_of_a_row(
+def test_the_chain_of_a_row(
     previous: bytes, step: int, at_ns: int, kind: bytes, taken: bytes, events: bytes
 ) -> None:
     given = (previous, step, at_ns, kind, taken, events)
-    assert BUILT.message(*given) == row_message(*given) == by_hand(*given)
+    assert BUILT.chain(*given) == plain_chain(*given) == by_hand(*given)
 
 
-def test_the_message_of_a_long_row() -> None:
+def test_the_chain_of_a_long_row() -> None:
     given = (bytes(32), 7, 50, b"RequestSubmitted", b"x" * 70_000, b"y" * 2047)
-    assert BUILT.message(*given) == row_message(*given) == by_hand(*given)
+    assert BUILT.chain(*given) == plain_chain(*given) == by_hand(*given)
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_the_hash_itself(plainly: bool) -> None:
+    """Of every length around one block, two and three, and of a megabyte."""
+    sha256: Callable[[bool, bytes], bytes] = importlib.import_module(native_text._NAME).sha256
+    data = np.random.default_rng(7).bytes(1 << 20)
+    for count in (*range(200), 1 << 20):
+        assert sha256(plainly, data[:count]) == hashlib.sha256(data[:count]).digest(), count
+    assert sha256(plainly, "") is None  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_an_unusual_message_is_left_to_python(place: int) -> None:
+def test_an_unusual_chain_is_left_to_python(place: int) -> None:
     odd: list[Any] = [
         None,
         "a",
@@ -540,7 +553,7 @@ def test_an_unusual_message_is_left_to_python(place: int) -> None:
     for one in odd:
         given: list[Any] = [bytes(32), 7, 50, b"TimePassed", b"[1]", b"[]"]
         given[place] = one
-        assert BUILT.message(*given) is None
+        assert BUILT.chain(*given) is None
     assert row_chain(bytes(32), True, OwnInt(50), b"k", b"[1]", b"[]") == row_chain(
         bytes(32), 1, 50, b"k", b"[1]", b"[]"
     )
@@ -550,7 +563,7 @@ def test_an_unusual_message_is_left_to_python(place: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("row", 6), ("row", 8), ("events", 1), ("events", 3), ("message", 5)]
+    ("name", "count"), [("row", 6), ("row", 8), ("events", 1), ("events", 3), ("chain", 5)]
 )
 def test_another_number_of_values_is_no_call(name: str, count: int) -> None:
     with pytest.raises(TypeError, match=rf"{name} takes \d values, not {count}"):
@@ -595,8 +608,8 @@ def test_no_reference_is_kept_or_lost() -> None:
         lambda: BUILT.row((1, 1, 1), codes, HEAD.chain, 1 << 42, 1 << 43, odd_taken, events),
         lambda: BUILT.events(codes, events),
         lambda: BUILT.events(codes, odd_events),
-        lambda: BUILT.message(HEAD.chain, 1 << 42, 1 << 43, b"kind", b"taken", b"events"),
-        lambda: BUILT.message(HEAD.chain, 1 << 42, 1 << 43, b"kind", b"taken", "events"),  # type: ignore[arg-type]
+        lambda: BUILT.chain(HEAD.chain, 1 << 42, 1 << 43, b"kind", b"taken", b"events"),
+        lambda: BUILT.chain(HEAD.chain, 1 << 42, 1 << 43, b"kind", b"taken", "events"),  # type: ignore[arg-type]
     ]
     values = list(referred(taken, events, codes))
     before = list(map(sys.getrefcount, values))
