@@ -40,8 +40,16 @@ class Loads:
         return _is_ready(state, number) or (number in self._reasons and given_back)
 
     def is_gone(self, state: State, number: int) -> bool:
-        """Return whether an unload is over: nothing is left, or it failed."""
-        return number not in state.models or number in self._reasons
+        """Return whether an unload is over: nothing is left, or nothing more will be given back.
+
+        Why: a model that fails while it is unloaded, since it computes wrongly, is released too.
+        """
+        model = state.models.get(number)
+        return model is None or (number in self._reasons and not model.releasing)
+
+    def why_left(self, state: State, number: int) -> str | None:
+        """Return why something is left of a model that was unloaded, None if nothing is."""
+        return self._reasons.get(number) if number in state.models else None
 
     def is_replaced(self, state: State, number: int) -> bool:
         """Return whether a replacement is over: ready, or failed and nothing more follows of it."""

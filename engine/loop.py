@@ -540,7 +540,9 @@ class Engine:
             raise ModelError(f"no model {alias!r} is served")
         self._inbox.ask(lambda: UnloadRequested(model=number), urgent=True)
         self._wait_for(lambda: self._loads.is_gone(self._course.standing, number))
-        if (reason := self._loads.reason(number)) is not None:
+        with self._visible:
+            reason = self._loads.why_left(self._course.standing, number)
+        if reason is not None:
             raise ModelError(f"model {alias!r} was not unloaded: {reason}")
 
     def model_number(self, alias: str) -> int | None:

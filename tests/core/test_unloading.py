@@ -10,6 +10,8 @@ from laneway.engine import Limits, ModelError
 from laneway.engine.effects import ProbeHealth, ReleaseModel
 from laneway.engine.inputs import HealthProbed, ModelReleased, ReleaseFailed
 from laneway.engine.limits import SECOND
+from laneway.engine.loads import Loads
+from laneway.statemachines import Event
 
 
 def test_live_requests_are_finished_first() -> None:
@@ -184,6 +186,21 @@ def test_a_failed_release_is_told_with_its_code() -> None:
     assert rig.state.device.state == "lost" and not rig.engine.ready()
     rig.close()
     assert rig.device.closes == [True]
+
+
+def test_an_unload_is_over_when_what_failed_meanwhile_is_given_back() -> None:
+    """A model that is given up while it drains is released too, so nothing of it is left."""
+    rig = Rig()
+    loads, model = Loads(), rig.state.models[1]
+    assert not loads.is_gone(rig.state, 1)
+    data = {"reason": "computes wrongly", "release": True}
+    loads.note(Event("model", (1,), "fail", "unloading", "failed", 1, 1, data))
+    model.releasing = True
+    assert not loads.is_gone(rig.state, 1), "its memory is still to come back"
+    model.releasing = False
+    assert loads.is_gone(rig.state, 1) and loads.why_left(rig.state, 1) == "computes wrongly"
+    del rig.state.models[1]
+    assert loads.is_gone(rig.state, 1) and loads.why_left(rig.state, 1) is None
 
 
 def test_a_model_that_is_not_ready_is_not_drained() -> None:
