@@ -5,7 +5,8 @@ becomes ``Completed`` (done, output valid) or ``DeviceFaulted`` with everything 
 that moment. When a slice ends without a result every job is looked at: it is polled, a new phase is
 reported, and the hang rule is applied (E16): a stage is reported once when both the job's age and
 the time without any progress of the device have passed the times that came with the job, the cap
-by age alone. Time is the device's clock, so a stepped device gives the same reports each run.
+by age alone. Time is the device's clock, so a stepped device gives the same reports each run; but
+how long results take on the host is told in time of the host where the device's runs by itself.
 
 A poll is believed no further than its word holds (E11): a phase before one already shown, an end
 without a result and an end that no wait told of are each reported once a job; the first two change
@@ -49,7 +50,7 @@ NAP_NS = 1_000_000
 """The longest sleep of whoever waits for a job, in time of the host.
 
 Why: a core that sleeps through a job is far away when the job ends, and the device waits until it
-is back; some twenty microseconds a millisecond keep it near.
+is back; some twenty microseconds a millisecond keep it near, where the interpreter is free.
 """
 
 _SHORTEST_WAIT = 200
@@ -198,21 +199,26 @@ class Waiting:
         flights = self._snapshot()
         if not flights:
             return False
-        posted = self._collect_of(flights, timeout_ns)
+        posted = self._collect_of(flights, timeout_ns, seen=now[1])
         self._nothing_since = None if posted or now[0] % 2 else now
         return posted
 
-    def _collect_of(self, flights: tuple[Flight, ...], timeout_ns: int) -> bool:
+    def _collect_of(self, flights: tuple[Flight, ...], timeout_ns: int, *, seen: int) -> bool:
         tickets = (ctypes.c_uint64 * len(flights))(*(flight.ticket for flight in flights))
         which = ctypes.c_uint32(0)
-        seen, left_ns, waits = self._changes, timeout_ns, True
-        while waits:
-            nap_ns = min(left_ns, self._nap_ns)
+        begun_ns, left_ns = time.monotonic_ns(), timeout_ns
+        while True:
             answer = self._calls.attempt(
-                "npurt_job_wait", tickets, len(flights), nap_ns, ctypes.byref(which)
+                *("npurt_job_wait", tickets, len(flights)),
+                *(min(left_ns, self._nap_ns), ctypes.byref(which)),
             )
-            left_ns -= nap_ns
-            waits = answer.code == _TIMEOUT and left_ns > 0 and self._changes == seen
+            if self._stepped or answer.code != _TIMEOUT or self._changes != seen:
+                break
+            # What has passed, not what was slept: a busy interpreter makes every nap longer.
+            gone_ns = (time.monotonic_ns() - begun_ns) * self._nap_ns // NAP_NS
+            left_ns = timeout_ns - gone_ns
+            if left_ns <= 0:
+                break
         if answer.ok:
             self._finish(flights[which.value])
             return True

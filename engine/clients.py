@@ -101,6 +101,11 @@ class Clients:
                 logprobs=tuple(remembered.logprobs.get(number, ())),
             )
 
+    @property
+    def awaits_model(self) -> bool:
+        """Whether a request of an earlier life has no model yet, and so no text."""
+        return bool(self._recorded)
+
     def go_on(self, request: int, model: int) -> None:
         """Rebuild the text of a request that goes on with a model after a restart, if it does."""
         recorded = self._recorded.get(request)

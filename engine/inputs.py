@@ -365,7 +365,7 @@ class JobTimes:
     d2h_end_ns: int = 0
     visible_ns: int = 0
     postprocess_ns: int = 0
-    """Duration of turning logits into tokens on the host."""
+    """Duration of turning logits into tokens; in time of the host, unless the device is stepped."""
 
 
 class RowResult(msgspec.Struct, frozen=True, gc=False, kw_only=True):

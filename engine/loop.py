@@ -2,8 +2,8 @@
 
 Theory of operation. One inbox, one thread that changes state. Inputs that wait together are decided
 one after the other, made durable in one transaction, and only then seen by anybody: effects,
-deliveries, subscribers and snapshots wait for the commit (decision 4). A failed commit or a bug
-stops the engine before any effect of that transaction began; its journal is kept. With
+deliveries, subscribers and snapshots wait for the commit (decision 4). A failed commit or a bug in
+a decision stops the engine before any effect of that transaction began; its journal is kept. With
 ``threads=False`` the same code runs inside ``step()``: one input if there is one, else one effect,
 else one piece of device work, else it says that it is idle. This file and inbox.py, stream.py,
 clock.py are the shell: they hold no rule about requests, lanes or models.
@@ -306,18 +306,22 @@ class Engine:
             if self._held:
                 self._outbox.extendleft(reversed(self._held.release(self._state)))
             self._outbox += _device_first(effects)
-            if self._threads and self._inspect is None:
-                self._act_on_jobs()
-            for step in steps:
-                self._show(step)
-            if self._inspect is not None:
-                self._inspect(self._state, steps)
-            self._visible.notify_all()
+            try:
+                if self._threads and self._inspect is None and not self._clients.awaits_model:
+                    self._act_on_jobs()
+            finally:
+                for step in steps:
+                    self._show(step)
+                if self._inspect is not None:
+                    self._inspect(self._state, steps)
+                self._visible.notify_all()
 
     def _act_on_jobs(self) -> None:
         """Let the device have its next job before anybody is shown the step (the lock is held).
 
-        Nobody can tell the order: a job's answers are inputs, and are taken later.
+        Nobody can tell the order, since a job's answers are inputs and are taken later. But for one
+        case, which waits: a step that lets a request go on after a restart opens its text when it
+        is shown, and its job needs that.
         """
         outbox = self._outbox
         while outbox and type(outbox[0]) in _OF_JOBS:
@@ -678,7 +682,7 @@ class Engine:
             ) from self._failure
 
     def _fail(self, failure: BaseException) -> None:
-        """Stop for good: no effect of the failed transaction begins, and every waiter is told."""
+        """Stop for good: no further effect begins, and every waiter is told."""
         with self._visible:
             self._failure = failure
             self._ended = True

@@ -117,7 +117,8 @@ class DevicePort(Protocol):
     def execute(self, effect: DeviceEffect) -> None:
         """Take one effect for execution; never raises for a device's failure.
 
-        Never waits for a device: a thread of the port may go first, for a bounded moment.
+        Never waits for a device: a thread of the port may go first, for a bounded moment. It must
+        not wait for a thread that looks at the engine, whose lock may be held meanwhile.
         """
         ...
 

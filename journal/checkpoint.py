@@ -5,9 +5,9 @@ waits for the disk, so it runs on a thread and a connection of its own: passivel
 grew by GROWTH_BYTES and at least every PERIOD_S while there is something to copy. A passive
 checkpoint never holds up the engine, but under steady load it never quite catches up either; past
 LOG_BYTES_MAX the engine is held up for the moment that copying the rest takes, and begins the log
-anew. The file keeps its length then: to write over what is there takes a fifth less than to make it
-longer. A reader that stands in the log lets it grow until it moves on; the first commit after that
-cuts it to LOG_BYTES_MAX.
+anew. The file is cut to LOG_BYTES_MAX and no further then: to write over what is there takes a
+fifth less than to make it longer. While there is always some reader that stands in the log it
+grows.
 """
 
 import sqlite3
@@ -29,7 +29,7 @@ LOG_BYTES_MAX = 64 << 20
 class Checkpointer:
     """Checkpoint one journal: ``step`` does the work, ``start`` does it on a thread.
 
-    ``gate`` is held by whoever appends, so that truncating never meets a write half-way.
+    ``gate`` is held by whoever appends, so that beginning anew never meets a write half-way.
     """
 
     def __init__(self, engine: sqlalchemy.Engine, gate: threading.Lock) -> None:

@@ -15,8 +15,8 @@ import attrs
 
 _NAME = "laneway.journal._text"
 
-UsualRow = tuple[str, str, str, bytes]
-"""Kind, text of the input, text of the events, and chain."""
+UsualRow = tuple[str, str, str, bytes | None]
+"""Kind, text of the input, text of the events, and chain; None where Python is to hash."""
 
 
 @attrs.frozen

@@ -5,7 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from laneway.engine.errors import JournalFormatError, JournalWriteError
 from laneway.engine.inputs import EngineStarted
 from laneway.engine.ports import Step, make_step
-from laneway.journal.chain import Block, FollowedRow, Head, RawRow, followed, make_head, row_chain
+from laneway.journal.chain import (
+    Block,
+    FollowedRow,
+    Head,
+    RawRow,
+    followed,
+    make_head,
+    plain_chain,
+    row_chain,
+)
 from laneway.journal.codec import Codec
 
 Row = tuple[int, int, str, str, str, bytearray]
@@ -44,7 +53,11 @@ def seal_one(codec: Codec, head: Head, step: Step) -> tuple[Row, Head]:
     if usual is None:
         kind, text, events, chain = _unusual_row(codec, chain, number, step)
     else:
-        kind, text, events, chain = usual
+        kind, text, events, hashed = usual
+        if hashed is None:  # this processor has no instructions for it
+            texts = (kind.encode(), text.encode(), events.encode())
+            hashed = plain_chain(chain, number, at_ns, *texts)
+        chain = hashed
     row = (number, at_ns, kind, text, events, bytearray(chain))
     return row, make_head((number, at_ns, chain))
 

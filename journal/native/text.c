@@ -170,7 +170,7 @@ static void hash_row(const span *previous, int64_t step, int64_t at_ns, const sp
     pieces[2 + 2 * i] = (span){heads[i], HEAD_BYTES};
     pieces[3 + 2 * i] = texts[i];
   }
-  hash_pieces(pieces, sizeof pieces / sizeof *pieces, false, digest);
+  hash_pieces(pieces, sizeof pieces / sizeof *pieces, digest);
 }
 
 static bool as_span(PyObject *value, span *of) {
@@ -187,14 +187,15 @@ static PyObject *as_bytes(const uint8_t digest[DIGEST_BYTES]) {
 
 PyDoc_STRVAR(chain_doc,
              "chain(previous, step, at_ns, kind, taken, events, /)\n--\n\n"
-             "Return the chain of a row; None if what it is made of is not usual.");
+             "Return the chain of a row; None if what it is made of is not usual, or the processor"
+             " has no instructions for it.");
 
 static PyObject *chain(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-  (void)module;
   int64_t step, at_ns;
   span previous, texts[TEXTS];
   uint8_t digest[DIGEST_BYTES];
   if (count != 6) return miscalled("chain", 6, count);
+  if (!known_of(module)->hashes) return not_usual();
   if (!as_span(given[0], &previous) || !as_number(given[1], &step) || !as_number(given[2], &at_ns))
     return not_usual();
   for (int i = 0; i < TEXTS; ++i)
@@ -204,17 +205,15 @@ static PyObject *chain(PyObject *module, PyObject *const *given, Py_ssize_t coun
 }
 
 PyDoc_STRVAR(sha256_doc,
-             "sha256(plainly, data, /)\n--\n\n"
-             "Return the hash that the chain is made with; ``plainly``: by the way that every"
-             " processor has. Both ways are there to be held against each other.");
+             "sha256(data, /)\n--\n\n"
+             "Return the hash that chains are made with; None if there are no instructions for it.");
 
 static PyObject *sha256(PyObject *module, PyObject *const *given, Py_ssize_t count) {
-  (void)module;
   span data;
   uint8_t digest[DIGEST_BYTES];
-  if (count != 2) return miscalled("sha256", 2, count);
-  if (!as_span(given[1], &data)) return not_usual();
-  hash_pieces(&data, 1, given[0] == Py_True, digest);
+  if (count != 1) return miscalled("sha256", 1, count);
+  if (!known_of(module)->hashes || !as_span(given[0], &data)) return not_usual();
+  hash_pieces(&data, 1, digest);
   return as_bytes(digest);
 }
 
@@ -222,8 +221,9 @@ static PyObject *sha256(PyObject *module, PyObject *const *given, Py_ssize_t cou
 
 PyDoc_STRVAR(row_doc,
              "row(versions, codes, previous, step, at_ns, taken, events, /)\n--\n\n"
-             "Return the kind, the texts of input and events, and the chain; None if any of it is"
-             " not usual. ``versions`` are those of ``KINDS``.");
+             "Return the kind, the texts of input and events, and the chain (None if there are no"
+             " instructions for it); None if any of it is not usual. ``versions`` are those of"
+             " ``KINDS``.");
 
 static PyObject *row(PyObject *module, PyObject *const *given, Py_ssize_t count) {
   const known *k = known_of(module);
@@ -241,9 +241,10 @@ static PyObject *row(PyObject *module, PyObject *const *given, Py_ssize_t count)
   texts[0] = (span){KIND_NAMES[kind], (Py_ssize_t)strlen(KIND_NAMES[kind])};
   texts[1] = (span){taken.bytes, (Py_ssize_t)taken.length};
   texts[2] = (span){happened.bytes, (Py_ssize_t)happened.length};
-  hash_row(&previous, step, at_ns, texts, digest);
+  if (k->hashes) hash_row(&previous, step, at_ns, texts, digest);
   return Py_BuildValue("(Os#s#y#)", name, texts[1].bytes, texts[1].count, texts[2].bytes,
-                       texts[2].count, (const char *)digest, (Py_ssize_t)DIGEST_BYTES);
+                       texts[2].count, k->hashes ? (const char *)digest : NULL,
+                       (Py_ssize_t)DIGEST_BYTES);
 }
 
 /* ---- the module ------------------------------------------------------------------------------ */
@@ -259,7 +260,8 @@ static PyObject *imported(const char *module, const char *name) {
 
 static int outdated(const char *what) {
   PyErr_Format(PyExc_ImportError,
-               "laneway.journal._text was built for other %s: install laneway again", what);
+               "laneway.journal._text was built for other %s: install laneway again, or change"
+               " journal/native/text.c with them", what);
   return -1;
 }
 
@@ -285,6 +287,7 @@ static int find_layout(layout *of, const char *module, const char *name,
 static int find_all(PyObject *module) {
   static const char inputs[] = "laneway.engine.inputs", event[] = "laneway.statemachines.event";
   known *k = known_of(module);
+  k->hashes = can_hash();
   k->kind_names = PyTuple_New(KINDS);
   if (!k->kind_names) return -1;
   for (int i = 0; i < KINDS; ++i) {

@@ -115,6 +115,7 @@ typedef struct known {
   PyObject *kind_names;
   PyObject *row_defaults; /* of the fields behind the token */
   PyObject *no_data;      /* what an event without data has */
+  bool hashes;
 } known;
 
 static inline known *known_of(PyObject *module) { return PyModule_GetState(module); }
@@ -143,9 +144,11 @@ typedef struct span {
 
 enum { DIGEST_BYTES = 32 };
 
-/* Give the SHA-256 of pieces one after the other (text_sha256.c); `plainly`: without instructions
- * that not every processor has. */
-void hash_pieces(const span *pieces, size_t count, bool plainly, uint8_t digest[DIGEST_BYTES]);
+/* Has the processor what hash_pieces needs? To ask is slow in a virtual machine. */
+bool can_hash(void);
+
+/* Give the SHA-256 of pieces one after the other (text_sha256.c). */
+void hash_pieces(const span *pieces, size_t count, uint8_t digest[DIGEST_BYTES]);
 
 /* Write the events of a step (text_events.c). `codes`: by machine, trigger, source, dest. */
 bool put_events(text *t, const known *k, PyObject *codes, PyObject *events);

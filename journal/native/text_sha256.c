@@ -1,15 +1,28 @@
 /* text_sha256.c - SHA-256 (FIPS 180-4) of pieces that stand one after the other.
  *
  * Theory of operation. The chain of a row is the hash of a few short pieces, and to ask a library
- * for it takes several times as long as the hash itself. Whole blocks are taken from where they
- * are; what is left of a piece waits for the next one. Where the processor has instructions for
- * it, four rounds are two of them; which way is taken is asked once a hash. */
+ * for it takes several times as long as the hash itself, where the processor has instructions for
+ * it; four rounds are two of them. Where it has none Python asks the library. Whole blocks are taken
+ * from where they are; what is left of a piece waits for the next one. */
 #include "text.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
 #endif
+
+enum { BLOCK = 64, LENGTH_AT = 56 };
+
+typedef struct hash {
+  uint32_t h[8];
+  uint8_t waiting[BLOCK];
+  size_t waits;
+  uint64_t bytes;
+} hash;
+
+/* ---- blocks by the processor's own instructions ---------------------------------------------- */
+
+#if defined(__x86_64__)
 
 static const uint32_t K[64] __attribute__((aligned(16))) = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -22,57 +35,9 @@ static const uint32_t K[64] __attribute__((aligned(16))) = {
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
 };
 
-enum { BLOCK = 64, LENGTH_AT = 56 };
-
-typedef void (*take_blocks)(uint32_t h[8], const uint8_t *blocks, size_t count);
-
-typedef struct hash {
-  uint32_t h[8];
-  uint8_t waiting[BLOCK];
-  size_t waits;
-  uint64_t bytes;
-  take_blocks take;
-} hash;
-
-/* ---- blocks in plain C ----------------------------------------------------------------------- */
-
-static uint32_t turned(uint32_t x, int by) { return x >> by | x << (32 - by); }
-
-static uint32_t word_at(const uint8_t *at) {
-  return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
-}
-
-static void take_plainly(uint32_t h[8], const uint8_t *block, size_t count) {
-  for (; count > 0; --count, block += BLOCK) {
-    uint32_t w[64], s[8];
-    for (int i = 0; i < 16; ++i) w[i] = word_at(block + 4 * i);
-    for (int i = 16; i < 64; ++i) {
-      uint32_t near = w[i - 2], far = w[i - 15];
-      w[i] = w[i - 16] + w[i - 7] + (turned(near, 17) ^ turned(near, 19) ^ near >> 10) +
-             (turned(far, 7) ^ turned(far, 18) ^ far >> 3);
-    }
-    memcpy(s, h, sizeof s);
-    for (int i = 0; i < 64; ++i) {
-      uint32_t chosen = (s[4] & s[5]) ^ (~s[4] & s[6]);
-      uint32_t most = (s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]);
-      uint32_t first = s[7] + (turned(s[4], 6) ^ turned(s[4], 11) ^ turned(s[4], 25)) + chosen +
-                       K[i] + w[i];
-      uint32_t second = (turned(s[0], 2) ^ turned(s[0], 13) ^ turned(s[0], 22)) + most;
-      memmove(s + 1, s, 7 * sizeof *s);
-      s[4] += first;
-      s[0] = first + second;
-    }
-    for (int i = 0; i < 8; ++i) h[i] += s[i];
-  }
-}
-
-/* ---- blocks by the processor's own instructions ---------------------------------------------- */
-
-#if defined(__x86_64__)
-
 /* The instructions want the eight words as (a, b, e, f) and (c, d, g, h), the last one lowest. */
-__attribute__((target("sha,sse4.1"))) static void take_quickly(uint32_t h[8], const uint8_t *block,
-                                                               size_t count) {
+__attribute__((target("sha,sse4.1"))) static void take(uint32_t h[8], const uint8_t *block,
+                                                       size_t count) {
   const __m128i to_words = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
   __m128i ab = _mm_loadu_si128((const void *)h), eh = _mm_loadu_si128((const void *)(h + 4));
   ab = _mm_shuffle_epi32(ab, 0xb1);
@@ -102,23 +67,24 @@ __attribute__((target("sha,sse4.1"))) static void take_quickly(uint32_t h[8], co
   _mm_storeu_si128((void *)(h + 4), _mm_alignr_epi8(eh, ab, 8));
 }
 
-static bool has_instructions(void) {
+bool can_hash(void) {
   enum { SSE41 = 1 << 19, SHA = 1 << 29 };
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & SSE41)) return false;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & SHA);
 }
 
+#else
+
+static void take(uint32_t h[8], const uint8_t *block, size_t count) {
+  (void)h, (void)block, (void)count;
+}
+
+bool can_hash(void) { return false; }
+
 #endif
 
 /* ---- pieces ---------------------------------------------------------------------------------- */
-
-static take_blocks quickest(void) {
-#if defined(__x86_64__)
-  if (has_instructions()) return take_quickly;
-#endif
-  return take_plainly;
-}
 
 static void add(hash *of, const uint8_t *bytes, size_t count) {
   of->bytes += count;
@@ -129,10 +95,10 @@ static void add(hash *of, const uint8_t *bytes, size_t count) {
     bytes += part;
     count -= part;
     if (of->waits < BLOCK) return;
-    of->take(of->h, of->waiting, 1);
+    take(of->h, of->waiting, 1);
     of->waits = 0;
   }
-  of->take(of->h, bytes, count / BLOCK);
+  take(of->h, bytes, count / BLOCK);
   of->waits = count % BLOCK;
   memcpy(of->waiting, bytes + (count - of->waits), of->waits);
 }
@@ -143,18 +109,17 @@ static void end(hash *of) {
   of->waiting[of->waits++] = 0x80;
   if (of->waits > LENGTH_AT) {
     memset(of->waiting + of->waits, 0, BLOCK - of->waits);
-    of->take(of->h, of->waiting, 1);
+    take(of->h, of->waiting, 1);
     of->waits = 0;
   }
   memset(of->waiting + of->waits, 0, LENGTH_AT - of->waits);
   for (int i = 0; i < 8; ++i) of->waiting[LENGTH_AT + i] = (uint8_t)(bits >> (56 - 8 * i));
-  of->take(of->h, of->waiting, 1);
+  take(of->h, of->waiting, 1);
 }
 
-void hash_pieces(const span *pieces, size_t count, bool plainly, uint8_t digest[DIGEST_BYTES]) {
+void hash_pieces(const span *pieces, size_t count, uint8_t digest[DIGEST_BYTES]) {
   hash of = {.h = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c,
-                   0x1f83d9ab, 0x5be0cd19},
-             .take = plainly ? take_plainly : quickest()};
+                   0x1f83d9ab, 0x5be0cd19}};
   for (size_t i = 0; i < count; ++i)
     add(&of, (const uint8_t *)pieces[i].bytes, (size_t)pieces[i].count);
   end(&of);

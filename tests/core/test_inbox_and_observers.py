@@ -16,6 +16,7 @@ from laneway.engine import (
     RequestRejectedError,
     Stream,
 )
+from laneway.engine.clients import Recorded
 from laneway.engine.effects import (
     CloseDevice,
     Deliver,
@@ -24,6 +25,7 @@ from laneway.engine.effects import (
     RestoreBuffer,
     SubmitJob,
 )
+from laneway.engine.errors import UsageError
 from laneway.engine.inputs import DeviceClosed, InboxOverflowed, Input
 from laneway.engine.loop import _device_first
 from laneway.engine.ports import Step
@@ -179,20 +181,42 @@ class WatchedDevice(InlineDevice):
         super().execute(effect)
 
 
-@pytest.mark.parametrize("inspects", [False, True])
+@pytest.mark.parametrize(("inspects", "resumes"), [(False, False), (True, False), (False, True)])
 def test_a_submit_waits_for_the_journal_and_an_inspection_and_for_no_observer(
-    inspects: bool,
+    inspects: bool, resumes: bool
 ) -> None:
+    """But while a request of an earlier life has no text, which the step opens when it is shown."""
     device = WatchedDevice(ListJournal())
     inspect = device.inspect if inspects else None
     engine = Engine(device=device, journal=device.journal, threads=True, inspect=inspect)
+    if resumes:
+        engine._clients._recorded[99] = Recorded(stop=(), min_tokens=0, tokens=(), logprobs=())
     engine._subscriptions.append(device)  # type: ignore[arg-type]
     engine.load("m", "source")
     engine.submit(Request(model="m", prompt=(1, 2), max_tokens=5)).result(timeout_s=30.0)
     engine.close()
     assert len(device.moments) >= 5
     for durable, shown, inspected in device.moments:
-        assert (inspected == durable) if inspects else (shown < durable)
+        if inspects:
+            assert inspected == durable
+        assert (shown == durable) if inspects or resumes else (shown < durable)
+
+
+def test_a_step_is_shown_though_the_device_refuses_its_job() -> None:
+    device = WatchedDevice(ListJournal())
+    engine = Engine(device=device, journal=device.journal, threads=True)
+    engine._subscriptions.append(device)  # type: ignore[arg-type]
+    engine.load("m", "source")
+
+    def refuse(effect: DeviceEffect) -> None:
+        raise UsageError("it was stopped")
+
+    device.execute = refuse  # type: ignore[method-assign]
+    stream = engine.submit(Request(model="m", prompt=(1, 2), max_tokens=5))
+    with pytest.raises(EngineClosedError):
+        stream.result(timeout_s=30.0).raise_for_error()
+    durable = device.journal.steps[-1].step
+    assert durable in device.shown_steps and engine.health().step == durable
 
 
 def test_a_subscription_sees_every_durable_step_once() -> None:
