@@ -2,8 +2,9 @@
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.journal_steps import story, ticks
@@ -98,6 +99,40 @@ def test_a_log_that_is_too_long_is_begun_anew(
     assert pages_in_use(thread_connection) <= 3
     assert log.stat().st_size == length
     assert len(list(journal.read())) == 101
+
+
+class Meanwhile:
+    """A connection behind whose first statement something happens."""
+
+    def __init__(self, connection: sqlite3.Connection, then: Callable[[], None]) -> None:
+        self._connection = connection
+        self._then = [then]
+
+    def execute(self, statement: str) -> sqlite3.Cursor:
+        done = self._connection.execute(statement)
+        if self._then:
+            row = done.fetchone()
+            self._then.pop()()
+            done = self._connection.execute("SELECT ?, ?, ?", row)
+        return done
+
+
+def test_a_log_that_is_never_caught_up_with_is_begun_anew(
+    journal: SqlJournal, thread_connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under steady load, or here because of a reader: what is left is copied at the gate."""
+    monkeypatch.setattr(checkpoint, "LOG_BYTES_MAX", 40 * 4096)
+    journal.append(ticks(1, 50))
+    reader = sqlite3.connect(journal.path, isolation_level=None)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM step").fetchone() == (50,)
+    for step in ticks(51, 100):
+        journal.append([step])
+    behind: Any = Meanwhile(thread_connection, reader.close)
+    assert checkpointer_of(journal).step(behind)
+    journal.append(ticks(151, 1))
+    assert pages_in_use(thread_connection) <= 3
+    assert len(list(journal.read())) == 151
 
 
 def test_a_log_that_is_short_goes_on(

@@ -26,6 +26,8 @@ from laneway.engine.sampling import Sampling
 
 SECOND = 1_000_000_000
 PATIENCE_S = 60.0
+LOOKS = 100
+"""How often it is looked again, in that time, whether device time can pass."""
 GREEDY = Sampling(temperature=0.0, seed=0)
 LANE_FIRST = 40
 BUFFER_FIRST = 70
@@ -98,10 +100,13 @@ class DrivenDevice:
             return self.device.step() or self.device.advance()
         with self._changed:
             count = len(self.posted)
-        if self.device.advance():
-            return True
-        with self._changed:
-            return self._changed.wait_for(lambda: len(self.posted) > count, PATIENCE_S)
+        for _ in range(LOOKS):
+            if self.device.advance():
+                return True
+            with self._changed:  # a job that was accepted may not be waited for yet
+                if self._changed.wait_for(lambda: len(self.posted) > count, PATIENCE_S / LOOKS):
+                    return True
+        return False
 
     def settle(self) -> None:
         """Without threads: carry out what waits, without letting time pass."""
