@@ -3,9 +3,9 @@
 J1: one row a commit through the journal's own API, against bare `sqlite3` inserting the same rows
 into the same tables; the rows are given to it ready-made. Both keep their log bounded: the journal
 from a thread of its own, bare `sqlite3` as it does by itself, every 1,000 pages. J1/log: against
-one that only makes its log longer. J2: bytes on disk of a whole life, for
-every entity an event moved. J3: the life folded to its state, and decided again. All of it is for
-decode jobs of 16 rows (``bench_ticks.py``).
+one that only makes its log longer. J2: bytes on disk of a whole life, for every entity an event
+moved. J3: the life folded to its state, and decided again. All of it is for decode jobs of 16 rows
+(``bench_ticks.py``).
 """
 
 import gc

@@ -134,6 +134,7 @@ class NpurtDevice:
         self.virtual = virtual
         self._whole_jobs = whole_jobs
         self._samplers = samplers
+        self._scale = scale
         self._slice_ns = max(1, int(SLICE_NS * scale))
         self._options = options if options is not None else ArtifactOptions()
         self._own_clock = (
@@ -193,6 +194,7 @@ class NpurtDevice:
             chips=chips,
             post=post,
             stepped=self.stepped,
+            scale=self._scale,
             samplers=self._samplers,
         )
         self._commands = Commands(

@@ -1,7 +1,7 @@
 """What a submit says to the device, in memory that is made once for each buffer.
 
 A buffer has one job at a time, so its parameters are filled in again for each: the rows and what
-they are to (D7, E15), generation and epoch they were decided for (E9), the tag of the job.
+they are to (D7, E15), generation and epoch they were decided for, the tag of the job.
 """
 
 import ctypes

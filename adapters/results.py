@@ -176,7 +176,7 @@ def _request_results(
     model: LoadedModel, buffer: Buffer, prepared: Prepared
 ) -> tuple[RowResult, ...]:
     """Return what the rows of requests gave, and hand every sampled token to its text."""
-    push, logprobs = model.text.push, prepared.logprobs
+    push = model.text.push
     digests = _digests(buffer, len(prepared.rows))
     tokens, status = prepared.tokens.tolist(), prepared.status.tolist()
     return tuple(
@@ -186,7 +186,7 @@ def _request_results(
                 stop_hit=token != NO_TOKEN and push(row.owner, row.generated, token),
                 fault=_fault_of(code) if code else "",
                 kv_digest=digest,
-                logprobs=() if logprobs is None else logprobs.of_row(index),
+                logprobs=_logprobs_of(prepared, index),
             )
             for index, (row, token, code, digest) in enumerate(
                 zip(prepared.rows, tokens, status, digests, strict=True)

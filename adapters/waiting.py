@@ -103,7 +103,8 @@ class Flight:
 class Waiting:
     """The jobs in flight of one device.
 
-    ``track`` is called by the submit side, the rest by one thread that waits.
+    ``track`` is called by the submit side, the rest by one thread that waits. ``scale``: how much
+    faster the device's clock runs than the host's.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Waiting:
         chips: tuple[int, ...],
         post: Callable[[Input], None],
         stepped: bool = False,
+        scale: float = 1.0,
         samplers: int = 1,
     ) -> None:
         self._calls = calls
@@ -121,7 +123,8 @@ class Waiting:
         self._clock = clock
         self._chips = chips
         self._post = post
-        self._nap_ns = _NEVER_NS if stepped else _device_ns(clock, NAP_NS)
+        self._scale = scale
+        self._nap_ns = _NEVER_NS if stepped else max(1, int(NAP_NS * scale))
         self._results = Results(exact=calls.library.simulates, samplers=samplers)
         self._flights: dict[int, Flight] = {}
         self._lock = threading.Lock()
@@ -215,8 +218,7 @@ class Waiting:
             if self._stepped or answer.code != _TIMEOUT or self._changes != seen:
                 break
             # What has passed, not what was slept: a busy interpreter makes every nap longer.
-            gone_ns = (time.monotonic_ns() - begun_ns) * self._nap_ns // NAP_NS
-            left_ns = timeout_ns - gone_ns
+            left_ns = timeout_ns - int((time.monotonic_ns() - begun_ns) * self._scale)
             if left_ns <= 0:
                 break
         if answer.ok:
@@ -485,8 +487,3 @@ class Waiting:
             return read_health(self._calls, self._chips), ""
         except DeviceError as error:
             return None, f"; health: {error}"
-
-
-def _device_ns(clock: Clock, host_ns: int) -> int:
-    """Return how long a duration of the host is on a clock that may run faster or slower."""
-    return round(host_ns * (host_ns / 1e9) / clock.real_seconds(host_ns))

@@ -11,6 +11,7 @@ because that holds any FP32 number.
 import numpy as np
 from numpy.typing import NDArray
 
+from laneway.engine.bf16 import order_key
 from laneway.engine.jit import inner
 from laneway.engine.masks import reaching
 from laneway.engine.vectors import BLOCK, WORD, lowest_bit
@@ -19,7 +20,6 @@ CANDIDATES_MAX = 1024
 TOP_K_BY_BLOCKS_MAX = 512
 
 _COUNTED_AT_ONCE = 16384
-_FLIP = np.int16(0x7FFF)
 _ONE = np.uint64(1)
 _SIGN = np.uint32(0x80000000)
 ID_BITS = np.uint64(32)
@@ -75,15 +75,14 @@ def kth_column_max(
 ) -> np.int16:
     """Return the k-th largest column maximum, k within 1, BLOCK and the size of the row.
 
-    ``candidates`` is working memory here. -1, the raw key of -0.0, reaches what 0 does.
+    ``candidates`` is working memory here.
     """
     columns = candidates.view(np.int16)[:BLOCK]
     columns[:] = np.int16(-32768)
     for begin in range(0, row.size, BLOCK):
         block = row[begin : begin + BLOCK]
         for j in range(block.size):
-            bits = block[j]
-            columns[j] = max(columns[j], np.int16(bits ^ ((bits >> 15) & _FLIP)))
+            columns[j] = max(columns[j], order_key(block[j]))
     return kth_block_max(columns, k, highest)
 
 

@@ -35,17 +35,19 @@ class Loads:
 
     def has_ended(self, state: State, number: int) -> bool:
         """Return whether a load is over: ready, or failed and cleared away."""
-        model = state.models.get(number)
-        given_back = model is None or not model.releasing
-        return _is_ready(state, number) or (number in self._reasons and given_back)
+        return _is_ready(state, number) or self._is_cleared(state, number)
 
     def is_gone(self, state: State, number: int) -> bool:
         """Return whether an unload is over: nothing is left, or nothing more will be given back.
 
         Why: a model that fails while it is unloaded, since it computes wrongly, is released too.
         """
+        return number not in state.models or self._is_cleared(state, number)
+
+    def _is_cleared(self, state: State, number: int) -> bool:
+        """Return whether a model failed and what it had was given back, or never will be."""
         model = state.models.get(number)
-        return model is None or (number in self._reasons and not model.releasing)
+        return number in self._reasons and (model is None or not model.releasing)
 
     def why_left(self, state: State, number: int) -> str | None:
         """Return why something is left of a model that was unloaded, None if nothing is."""

@@ -31,12 +31,12 @@ def seal(codec: Codec, head: Head, steps: Sequence[Step]) -> tuple[list[Row], He
     """
     rows: list[Row] = []
     for step in steps:
-        row, head = seal_one(codec, head, step)
+        row, head = _seal_one(codec, head, step)
         rows.append(row)
     return rows, head
 
 
-def seal_one(codec: Codec, head: Head, step: Step) -> tuple[Row, Head]:
+def _seal_one(codec: Codec, head: Head, step: Step) -> tuple[Row, Head]:
     """Return the row of a step that follows ``head``, and the head after it.
 
     Raises: JournalWriteError, as ``seal``.

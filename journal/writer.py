@@ -24,7 +24,7 @@ from laneway.journal.connect import (
 )
 from laneway.journal.meta import Meta, new_meta
 from laneway.journal.owner import OwnerLock
-from laneway.journal.sealing import Row, seal, seal_one
+from laneway.journal.sealing import Row, seal
 
 DISK_TRIGGERS = frozenset({"quarantine", "reset", "lose"})
 """Steps with such an event wait for the disk (decision 4)."""
@@ -62,17 +62,13 @@ class Writer:
         with self._gate:
             if self._closed or self._failure or self._checkpointer.failure:
                 self._refuse()
-            if len(steps) == 1:
-                row, head = seal_one(codec, self.head, steps[0])
-                rows = [row]
-            else:
-                rows, head = seal(codec, self.head, steps)
+            rows, head = seal(codec, self.head, steps)
             try:
                 to_disk = _must_reach_disk(steps)
                 if to_disk or len(rows) > 1:
                     self._write(rows, to_disk=to_disk)
                 else:
-                    self._execute(schema.INSERT_STEP, row)
+                    self._execute(schema.INSERT_STEP, rows[0])
             except BaseException as error:
                 self._failure = error
                 self._roll_back(error)

@@ -8,7 +8,7 @@ import pytest
 from laneway.adapters import npurt, waiting
 from laneway.adapters.binding import Answer
 from laneway.adapters.waiting import NAP_NS, SLICE_NS, Waiting
-from laneway.engine.clock import Clock
+from laneway.engine.clock import ManualClock
 
 MS = 1_000_000
 
@@ -32,26 +32,14 @@ class Library:
         return Answer(name, npurt.Code.WAIT_TIMEOUT)
 
 
-class Scaled:
-    """A clock on which ``scale`` seconds pass in one of the host."""
-
-    def __init__(self, scale: float) -> None:
-        self._scale = scale
-
-    def now_ns(self) -> int:
-        return 0
-
-    def real_seconds(self, duration_ns: int) -> float:
-        return duration_ns / 1e9 / self._scale
-
-
 def slept(
     monkeypatch: pytest.MonkeyPatch, library: Library, *, scale: float = 1.0, stepped: bool = False
 ) -> list[int]:
     """Return the naps of one slice."""
-    clock: Clock = Scaled(scale)
     calls: Any = library
-    waits = Waiting(calls, clock, chips=(0,), post=lambda taken: None, stepped=stepped)
+    clock = ManualClock()
+    options: Any = {"stepped": stepped, "scale": scale}
+    waits = Waiting(calls, clock, chips=(0,), post=lambda taken: None, **options)
     waits._flights[7] = SimpleNamespace(ticket=7)  # type: ignore[assignment]
     monkeypatch.setattr(waits, "_look_at", lambda flights: False)
     host = SimpleNamespace(monotonic_ns=lambda: library.host_ns(scale))
