@@ -8,6 +8,7 @@ the ticket is retired and everything is restored and wiped (E3, E4).
 
 import ctypes
 import mmap
+import struct
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from typing import cast
@@ -81,6 +82,9 @@ class Buffer:
     logits: NDArray[np.uint16] | None = None
     """The logits by rows, once somebody has read them."""
 
+    fillings: int = 0
+    """How often somebody wrote to its input, or wiped it."""
+
     def fill(
         self, rows: Sequence[SubmitRow | None], *, vocabulary: int, positions_max: int
     ) -> None:
@@ -91,8 +95,7 @@ class Buffer:
         Raises: ValueError if the rows do not fit, and nothing is written then; InternalError if the
         buffer is held or tainted.
         """
-        if self.ticket or self.tainted:
-            raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
+        self._begin_to_write()
         tokens = [() if row is None else row.tokens for row in rows]
         counts = list(map(len, tokens))
         views = self.views
@@ -110,12 +113,31 @@ class Buffer:
         if status != PACK_OK:
             raise ValueError(f"buffer/{self.number}: {PACK_STATUS_NAMES[status]}")
 
+    def put_tokens(self, tokens: Sequence[int], *, vocabulary: int) -> bool:
+        """Write the one token of each of the first rows over the one that ``fill`` wrote.
+
+        For a submodel of one token a row. Return False, with nothing written, if one is none of the
+        vocabulary.
+        Raises: InternalError if the buffer is held or tainted.
+        """
+        if min(tokens) < 0 or max(tokens) >= vocabulary:
+            return False
+        self._begin_to_write()
+        struct.pack_into(f"={len(tokens)}i", self.views["tokens"].data, 0, *tokens)
+        return True
+
+    def _begin_to_write(self) -> None:
+        if self.ticket or self.tainted:
+            raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
+        self.fillings += 1
+
     def output(self, name: str) -> NDArray[np.generic] | None:
         """Return an output tensor, or None if the submodel has none of that name."""
         return self.views.get(name)
 
     def wipe(self) -> None:
         """Overwrite tokens, positions, lengths and logits (E4)."""
+        self.fillings += 1
         self.arena.wipe()
 
     def drop_views(self) -> None:

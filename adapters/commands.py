@@ -19,12 +19,12 @@ from laneway.adapters.buffers import (
     Buffer,
     bury_buffer,
     create_buffer,
-    csr_values,
     destroy_buffer,
 )
 from laneway.adapters.calls import DeviceCalls
 from laneway.adapters.facts import read_counters, read_health
-from laneway.adapters.loaded import Generation, LoadedModel
+from laneway.adapters.foreseeing import Foreseen, foresee, put_tokens, write
+from laneway.adapters.loaded import DeviceOperations, Generation, LoadedModel
 from laneway.adapters.resetting import (
     give_up_generation,
     is_quiescent,
@@ -98,11 +98,31 @@ class Commands:
         self._graveyard = graveyard
         self._chips = chips
         self._post = post
+        self._foreseen: Foreseen | None = None
 
     # -------------------------------------------------------------------------- jobs
 
+    def foresee(self, job: SubmitJob) -> None:
+        """Get a buffer ready for a job that may come; nothing depends on it."""
+        self._foreseen = None
+        model = self._models.get(job.model)
+        if model is None or model.current is None:
+            return
+        buffer = model.buffers.get(job.buffer)
+        is_stale = model.stale_code(epoch=job.epoch, generation=job.generation) is not None
+        if is_stale or buffer is None or buffer.ticket or buffer.tainted:
+            return
+        if buffer.submodel.tokens_max != 1:
+            return
+        try:
+            self._foreseen = foresee(model, model.current, buffer, job)
+        except (ValueError, InternalError) as error:
+            # The same is met at its submit, and told there.
+            LOG.warning("job/%d cannot be made ready for: %s", job.job, str(error))
+
     def submit(self, effect: SubmitJob) -> None:
         """Apply the operations once, fill the buffer, submit; one answer (R2.3, D6)."""
+        foreseen, self._foreseen = self._foreseen, None
         model = self._model(effect.model)
         generation = model.current
         code = model.stale_code(epoch=effect.epoch, generation=effect.generation)
@@ -111,19 +131,24 @@ class Commands:
             self._post(SubmitRefused(job=effect.job, code=code or 0, reason=reason))
             return
         buffer = self._buffer(model, effect.buffer)
-        failed = self._apply(model, effect.operations, job=effect.job)
+        is_ready = foreseen is not None and foreseen.is_of(effect, model)
+        operations = foreseen.operations if foreseen is not None and is_ready else None
+        failed = self._apply(model, effect.operations, job=effect.job, translated=operations)
         if failed is not None:
+            if is_ready:
+                buffer.wipe()
             self._post(failed)
             return
         try:
-            buffer.fill(
-                effect.batch_rows, vocabulary=model.vocabulary, positions_max=model.context_tokens
-            )
+            if not (is_ready and put_tokens(model, buffer, effect)):
+                write(model, generation, buffer, effect, model.lane_tags)
         except ValueError as error:
+            if is_ready:
+                buffer.wipe()
             refusal = SubmitRefused(job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error))
             self._post(refusal)
             return
-        answer, ticket = self._submit(model, generation, buffer, effect)
+        answer, ticket = buffer.form.submit(self._calls)
         since_ns = self._clock.now_ns()  # before anybody wakes who would take the interpreter
         if answer.ok and ticket:
             answered: Input = SubmitAccepted(job=effect.job, ticket=ticket)
@@ -148,20 +173,6 @@ class Commands:
                     graveyard=self._graveyard,
                 )
             )
-
-    def _submit(
-        self, model: LoadedModel, generation: Generation, buffer: Buffer, effect: SubmitJob
-    ) -> tuple[Answer, int]:
-        batch = effect.batch_rows
-        buffer.form.fill(
-            model.device_rows(batch),
-            csr_values(buffer.submodel, batch),
-            bank=model.bank,
-            generation=generation.device_generation,
-            epoch=generation.device_epoch,
-            job=effect.job,
-        )
-        return buffer.form.submit(self._calls)
 
     def _give_up(self, effect: SubmitJob, buffer: Buffer, answer: Answer) -> None:
         """End a job that may be queued and has no ticket to ask about it (E5, E9)."""
@@ -207,10 +218,15 @@ class Commands:
         self._post(failed if failed is not None else KvApplied(lanes=lanes))
 
     def _apply(
-        self, model: LoadedModel, operations: tuple[KvOperation, ...], *, job: int | None
+        self,
+        model: LoadedModel,
+        operations: tuple[KvOperation, ...],
+        *,
+        job: int | None,
+        translated: DeviceOperations | None = None,
     ) -> KvApplyFailed | None:
-        """Apply a list once. Return what failed, or None."""
-        array, tags = model.device_operations(operations)
+        """Apply a list once, as it was ``translated`` before. Return what failed, or None."""
+        array, tags = translated or model.device_operations(operations)
         bad = ctypes.c_uint32(0)
         answer = self._calls.library.attempt(
             "npurt_kv_apply",

@@ -44,6 +44,7 @@ from laneway.engine.effects import (
     CloseDevice,
     ConfigureModel,
     DeviceEffect,
+    ForeseeJob,
     ProbeHealth,
     PublishModel,
     ReadCounters,
@@ -147,6 +148,10 @@ class NpurtDevice:
         self._post: Callable[[Input], None] | None = None
         self._workers: dict[str, Worker] = {}
         self._wait_thread: threading.Thread | None = None
+        self._go_on: Callable[[Input], None] | None = None
+        self._lent: list[DeviceEffect] = []
+        """What the thread that waits was asked for while it was lent; it stands in for it."""
+
         self._stopping = False
         self._threads = False
         self._ended = threading.Event()
@@ -181,6 +186,10 @@ class NpurtDevice:
 
     # ---------------------------------------------------------------------- working
 
+    def lend(self, go_on: Callable[[Input], None]) -> None:
+        """Let the thread that waits tell of the end of the only job in flight with ``go_on``."""
+        self._go_on = go_on
+
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
         """Begin to work. Raises: UsageError when called twice."""
         if self._post is not None:
@@ -193,6 +202,7 @@ class NpurtDevice:
             *(self.calls, self._clock),
             chips=chips,
             post=post,
+            go_on=self._go_on if threads else None,
             stepped=self.stepped,
             scale=self._scale,
             samplers=self._samplers,
@@ -258,18 +268,25 @@ class NpurtDevice:
     def execute(self, effect: DeviceEffect) -> None:
         """Take one effect; never waits for the device.
 
-        Where nothing is in flight, the thread that submits goes first, for HAND_OVER_S at most.
+        Where nothing is in flight, the thread that submits goes first, for HAND_OVER_S at most. If
+        the thread that waits is lent, it stands in for that one when it has come back.
         """
         if self._post is None or self._stopping:
             raise UsageError(f"{self.url} was not started or has ended")
         if self._threads:
             worker = self._workers[_worker_of(effect)]
-            if type(effect) is SubmitJob and self._waiting.is_idle:
+            if threading.current_thread() is self._wait_thread and self._stands_in_for(worker):
+                self._lent.append(effect)
+            elif type(effect) is SubmitJob and self._waiting.is_idle:
                 worker.hand_over(effect, at_most_s=HAND_OVER_S)
             else:
                 worker.put(effect)
         else:
             self._queue.append(effect)
+
+    def _stands_in_for(self, worker: Worker) -> bool:
+        """Return whether the thread that waits does a worker's work now."""
+        return worker is self._workers["submit"] and (bool(self._lent) or worker.claim())
 
     def step(self) -> bool:
         """Carry out one effect, or account for one result; return whether something was done."""
@@ -398,6 +415,8 @@ class NpurtDevice:
         match effect:
             case SubmitJob():
                 self._commands.submit(effect)
+            case ForeseeJob():
+                self._commands.foresee(effect.submit)
             case CancelJob():
                 self._commands.cancel(effect)
             case ApplyKv():
@@ -489,6 +508,9 @@ class NpurtDevice:
     def _collect(self, timeout_ns: int | None) -> bool:
         """Wait for one result, None: a slice at most; return whether anything was posted."""
         posted = self._wait_for_one(timeout_ns)
+        if self._lent:
+            effects, self._lent = self._lent, []
+            self._workers["submit"].stand_in(effects)
         if posted:
             self._tell_buried()
         return posted

@@ -7,7 +7,7 @@ device counts its bank from 0; epoch and generation are the engine's own and the
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 
@@ -22,6 +22,8 @@ from laneway.engine.errors import InternalError
 from laneway.engine.ports import TextPort
 
 _VERBS = npurt.KV_VERBS
+DeviceOperations = tuple[ctypes.Array[npurt.KvOp], dict[int, int]]
+"""An operation list as the device gets it, and the lane tags once it has been applied."""
 
 
 @attrs.frozen(eq=False, kw_only=True)
@@ -69,10 +71,8 @@ class LoadedModel:
             return npurt.Code.STALE_GENERATION
         return None if self.current.epoch == epoch else npurt.Code.STALE_EPOCH
 
-    def device_operations(
-        self, operations: tuple[KvOperation, ...]
-    ) -> tuple[ctypes.Array[npurt.KvOp], dict[int, int]]:
-        """Translate an operation list; tell also the lane tags once it has been applied.
+    def device_operations(self, operations: tuple[KvOperation, ...]) -> DeviceOperations:
+        """Translate an operation list.
 
         A lane's tag is the transaction of the reservation that bound it, until it is released.
         """
@@ -96,11 +96,13 @@ class LoadedModel:
         _operations_of(len(operations)).pack_into(array, 0, *numbers)
         return array, tags
 
-    def device_rows(self, batch: Sequence[SubmitRow | None]) -> list[int]:
-        """Translate the rows of a batch for `SubmitForm.fill`; an inactive one is zeros (E15)."""
+    def device_rows(self, batch: Sequence[SubmitRow | None], tags: Mapping[int, int]) -> list[int]:
+        """Translate the rows of a batch for `SubmitForm.fill`; an inactive one is zeros (E15).
+
+        ``tags`` are the lane tags when it is submitted.
+        """
         numbers: list[int] = []
         first, count = self._lanes()
-        tags = self.lane_tags
         for row in batch:
             if row is None:
                 numbers += INACTIVE

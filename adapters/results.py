@@ -175,7 +175,7 @@ def _room_for_logprobs(rows: tuple[SubmitRow, ...], count: int) -> Logprobs | No
 def _request_results(
     model: LoadedModel, buffer: Buffer, prepared: Prepared
 ) -> tuple[RowResult, ...]:
-    """Return what the rows of requests gave, and hand every sampled token to its text."""
+    """Return what the rows of requests gave, and look for stop strings where there are any."""
     push = model.text.push
     digests = _digests(buffer, len(prepared.rows))
     tokens, status = prepared.tokens.tolist(), prepared.status.tolist()
@@ -183,7 +183,9 @@ def _request_results(
         [
             RowResult(
                 token=token,
-                stop_hit=token != NO_TOKEN and push(row.owner, row.generated, token),
+                stop_hit=row.searched
+                and token != NO_TOKEN
+                and push(row.owner, row.generated, token),
                 fault=_fault_of(code) if code else "",
                 kv_digest=digest,
                 logprobs=_logprobs_of(prepared, index),

@@ -1,8 +1,9 @@
 """The text side of an artifact: prompts to tokens, generated tokens to text, stop strings.
 
-Text is kept by position. The wait thread pushes a token when it was sampled, because the engine
-must know at once whether a stop string is complete; the engine thread takes the text of a position
-when its step is durable. A job that was fenced after its tokens were pushed runs again, so a
+Text is kept by position. The engine thread pushes a token, and takes the text of its position, when
+its step is durable. Where there are stop strings the wait thread has pushed it before, when it was
+sampled, because the engine must know at once whether one is complete. A job that was fenced after
+its tokens were pushed runs again, so a
 position may be pushed again: with the same token, which changes nothing, or, if the fenced run was
 corrupt, with another one, which replaces it and what followed, as long as it was not taken. No
 position may be left out.

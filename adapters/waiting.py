@@ -103,8 +103,9 @@ class Flight:
 class Waiting:
     """The jobs in flight of one device.
 
-    ``track`` is called by the submit side, the rest by one thread that waits. ``scale``: how much
-    faster the device's clock runs than the host's.
+    ``track`` is called by the submit side, the rest by one thread that waits. ``go_on`` is told in
+    the place of ``post`` when the only job in flight is done. ``scale``: how much faster the
+    device's clock runs than the host's.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Waiting:
         *,
         chips: tuple[int, ...],
         post: Callable[[Input], None],
+        go_on: Callable[[Input], None] | None = None,
         stepped: bool = False,
         scale: float = 1.0,
         samplers: int = 1,
@@ -123,6 +125,7 @@ class Waiting:
         self._clock = clock
         self._chips = chips
         self._post = post
+        self._go_on = post if go_on is None else go_on
         self._scale = scale
         self._nap_ns = _NEVER_NS if stepped else max(1, int(NAP_NS * scale))
         self._results = Results(exact=calls.library.simulates, samplers=samplers)
@@ -343,7 +346,8 @@ class Waiting:
                 msgspec.structs.replace(row, token=NO_TOKEN, fault="numeric") for row in rows
             )
         took_ns = now_ns() - begun_ns
-        self._post(
+        tell = self._post if self._flights else self._go_on
+        tell(
             Completed(
                 job=effect.job,
                 ticket=flight.ticket,

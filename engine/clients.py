@@ -188,7 +188,8 @@ class Clients:
                     model = models[request]
                     text = self._text(model)
                     assert text is not None
-                    take = text.take
+                    push, take = text.push, text.take
+                push(request, position, token)
                 piece = take(request, position)
                 for stream in streams[request]:
                     stream.deliver(position, token, piece, effect.logprobs)

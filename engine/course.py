@@ -6,15 +6,15 @@ a condition that a cruise does not know of is found at its first job, and after 
 ``state`` lands first, so nobody ever sees a state that is not that of the last step; what the loop
 asks again and again is answered without landing.
 
-All of it is the engine thread's alone, but for ``standing``, which others may read under the
-engine's lock: a caller may be interrupted anywhere, and half a landing is no state.
+All of it is for whoever has the engine's turn (loop.py), but for ``standing``, which others may
+read under the engine's lock: a caller may be interrupted anywhere, and half a landing is no state.
 """
 
 from laneway.engine.canaries import is_examining
 from laneway.engine.cruise import Cruise, find_cruise, group_count
 from laneway.engine.decide import decide
 from laneway.engine.draft import Decision
-from laneway.engine.effects import DeviceEffect, SubmitJob
+from laneway.engine.effects import DeviceEffect, ForeseeJob, SubmitJob
 from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
 from laneway.engine.state import State
 from laneway.engine.timing import next_wake_ns
@@ -129,6 +129,11 @@ class Course:
             self._cruise = None
 
     # ------------------------------------------------------------------ the loop's questions
+
+    def foresee(self) -> ForeseeJob | None:
+        """Return what to ask for the job that most likely follows, once a job; see ``Cruise``."""
+        submit = None if self._cruise is None else self._cruise.foresee()
+        return None if submit is None else ForeseeJob(submit=submit)
 
     def wake_ns(self) -> int | None:
         """Return when the engine wants to be woken if nothing else happens.

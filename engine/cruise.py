@@ -19,7 +19,7 @@ import attrs
 
 from laneway.engine.counting import JOBS_BETWEEN_READINGS
 from laneway.engine.draft import Decision
-from laneway.engine.effects import Effect, RestoreBuffer
+from laneway.engine.effects import Effect, KvOperation, RestoreBuffer, SubmitJob, SubmitRow
 from laneway.engine.evolve import fold
 from laneway.engine.evolve_run import Run
 from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
@@ -29,6 +29,9 @@ from laneway.engine.ring import Group, find_ring, keep, land
 from laneway.engine.state import JobState, ModelState, State
 from laneway.engine.submit_rows import submit_job
 from laneway.statemachines import Event
+
+Following = tuple[tuple[Event, ...], tuple[KvOperation, ...]]
+"""What of a job's end does not hang on its tokens: its events, the next job's operations."""
 
 JOBS_MAX, LAPS_MAX = 256, 16
 """Jobs of a cruise, or turns of each group, so that landing is short and every so many jobs are
@@ -43,6 +46,7 @@ class Cruise:
     due. ``job`` is the last one planned, with its ``ticket`` once it is accepted; ``at`` is its
     group. ``pair``: step, instant, when the last job was planned and its ticket, after those that
     the groups keep; ``behind`` are the decided inputs after those, ``completed`` the jobs in them.
+    ``following`` is what was worked out before the job's end.
     """
 
     state: State
@@ -62,6 +66,7 @@ class Cruise:
     pair: tuple[int, int, int, int] = (0, 0, 0, 0)
     behind: list[tuple[Input, int, tuple[Event, ...]]] = attrs.Factory(list)
     completed: list[tuple[int, tuple[int, ...]]] = attrs.Factory(list)
+    following: Following | None = None
 
     def is_like(self, other: "Cruise") -> bool:
         """Return whether two are of the same groups in the same lanes and buffers."""
@@ -89,6 +94,23 @@ class Cruise:
             self._keep_pair()
         return decision
 
+    def foresee(self) -> SubmitJob | None:
+        """Return the job that follows the one in flight if nothing else happens, its tokens 0.
+
+        None if it is not known yet, or was asked for before. What of it was worked out is used when
+        the job in flight ends: until then there is time.
+        """
+        if self.following is not None or not (self.accepted and self.restored and self.jobs_left):
+            return None
+        self.following = self._follow()
+        then = self._then
+        behind = int(then is self.groups[self.at])
+        rows = tuple(
+            SubmitRow(member[0], member[1], (0,), member[2] + then.done + behind, None)
+            for member in then.members
+        )
+        return self._submit(self.following[1], rows)
+
     def land(self) -> None:
         """Move the state to where the last decision left it."""
         state = self.state
@@ -109,6 +131,34 @@ class Cruise:
         self.completed.clear()
         self.behind.clear()
         self.pair = (self.step, self.now_ns, self.planned_ns, self.ticket)
+
+    @property
+    def _then(self) -> Group:
+        """The group of the job that follows the one in flight."""
+        return self.groups[(self.at + 1) % len(self.groups)]
+
+    def _follow(self) -> Following:
+        """Work out what of the end of the job in flight does not hang on its tokens."""
+        group, then = self.groups[self.at], self._then
+        events = group.run.completed(self.job, self.turn, then=then.run)
+        return events, then.operations(self.job + 1, behind=self.job if then is group else None)
+
+    def _submit(
+        self, operations: tuple[KvOperation, ...], rows: tuple[SubmitRow, ...]
+    ) -> SubmitJob:
+        """Return the job that follows the one in flight."""
+        run = self.run
+        return submit_job(
+            self.state,
+            model=run.model,
+            generation=run.generation,
+            job=self.job + 1,
+            task="decode",
+            origin="request",
+            buffer=run.buffers[1 - self.turn],
+            operations=operations,
+            rows=rows,
+        )
 
     # ------------------------------------------------------------------ the three answers
 
@@ -143,33 +193,21 @@ class Cruise:
         tokens = tuple([row.token for row in taken.rows])
         if not group.run.ends.isdisjoint(tokens):
             return None
+        events, operations = self.following or self._follow()
         effects: list[Effect] = [
             RestoreBuffer(model=run.model, buffer=run.buffers[turn], job=job, ticket=taken.ticket)
         ]
         effects += group.take(job, taken.rows, tokens)
-        self.at = (self.at + 1) % len(self.groups)
-        then = self.groups[self.at]
-        operations, rows = then.plan(job + 1)
-        effects.append(
-            submit_job(
-                self.state,
-                model=run.model,
-                generation=run.generation,
-                job=job + 1,
-                task="decode",
-                origin="request",
-                buffer=run.buffers[1 - turn],
-                operations=operations,
-                rows=rows,
-            )
-        )
+        effects.append(self._submit(operations, self._then.rows()))
+        self.following = None
         self.completed.append((job, tokens))
         self.jobs_left -= 1
+        self.at = (self.at + 1) % len(self.groups)
         self.job = job + 1
         self.turn = 1 - turn
         self.accepted = self.restored = False
         self.planned_ns = at_ns
-        return Decision(group.run.completed(job, turn, then=then.run), tuple(effects))
+        return Decision(events, tuple(effects))
 
 
 # ---------------------------------------------------------------------------- finding

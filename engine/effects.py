@@ -2,8 +2,8 @@
 
 Effects are carried out after the step that decided them is durable, in the order decided. What the
 device is asked carries job, epoch and generation, and answers quote them. Every device effect but
-PublishModel has exactly one answer, an input; the two client effects (Deliver, Conclude) have none.
-LoadBack is the shell's, which answers it.
+PublishModel and ForeseeJob has exactly one answer, an input; the two client effects (Deliver,
+Conclude) have none. LoadBack is the shell's, which answers it. ForeseeJob belongs to no step.
 """
 
 import attrs
@@ -35,7 +35,8 @@ class SubmitRow(msgspec.Struct, frozen=True, gc=False):
 
     ``prompt`` and ``output`` are the request's tokens so far, empty where its penalties do not look
     at them; ``masked`` must not be drawn, because the request may not end yet; ``logprobs`` as in
-    RequestSubmitted.
+    RequestSubmitted. ``searched``: its text is searched for stop strings, so the token has to be
+    pushed when it is drawn; else it is when it is delivered, and the device waits for none of it.
     """
 
     lane: int
@@ -48,6 +49,7 @@ class SubmitRow(msgspec.Struct, frozen=True, gc=False):
     output: tuple[int, ...] = ()
     masked: tuple[int, ...] = ()
     logprobs: int | None = None
+    searched: bool = False
 
 
 class SubmitJob(msgspec.Struct, frozen=True, gc=False, kw_only=True):
@@ -81,6 +83,16 @@ class SubmitJob(msgspec.Struct, frozen=True, gc=False, kw_only=True):
             return self.rows
         at = dict(zip(self.places, self.rows, strict=True))
         return tuple(at.get(place) for place in range(max(at) + 1))
+
+
+class ForeseeJob(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """Get ready for a job that will most likely follow the one in flight. No answer.
+
+    ``submit`` is right but for its tokens, which are 0, and what the sampler needs. It may never
+    come, or come otherwise. Only an EagerPort is asked (ports.py).
+    """
+
+    submit: SubmitJob
 
 
 @attrs.frozen(kw_only=True)
@@ -272,6 +284,7 @@ class Conclude:
 
 DeviceEffect = (
     SubmitJob
+    | ForeseeJob
     | ApplyKv
     | CancelJob
     | RestoreBuffer

@@ -2,7 +2,7 @@
 
 A token that was decided just before must not reach anybody until it is known whether it is
 believed. If it is not, it is dropped, and the ending of its request does not count it. The rules
-are in wanted.py; this keeps what waits, for the engine thread alone.
+are in wanted.py; this keeps what waits, for whoever has the turn.
 """
 
 from collections.abc import Callable

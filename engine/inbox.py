@@ -26,6 +26,11 @@ class Inbox:
         self._overflowed = 0
         self._closed: BaseException | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits; what arrives at this moment comes behind."""
+        return not self._queue and not self._overflowed
+
     def post(self, taken: Input) -> None:
         """Add an answer of the device or the clock.
 
@@ -60,8 +65,8 @@ class Inbox:
 
     def take(self, at_most: int) -> list[Input]:
         """Return waiting inputs, oldest first, an overflow before them; never blocks."""
-        if not self._queue and not self._overflowed:
-            return []  # what arrives at this moment is taken next time
+        if self.is_empty:
+            return []
         with self._lock:
             taken: list[Input] = []
             if self._overflowed:

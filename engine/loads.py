@@ -20,7 +20,7 @@ class Loads:
         """Replacement to the load of what served before; 0 until that has its number."""
 
     def note(self, event: Event) -> None:
-        """Take a move of a model (engine thread)."""
+        """Take a move of a model (the engine's gate)."""
         (number,) = event.entities
         if event.dest == "failed":
             self._reasons[number] = str(event.data.get("reason", "abandoned"))

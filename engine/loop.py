@@ -1,12 +1,20 @@
 """The engine: take, decide, record, evolve, act.
 
-Theory of operation. One inbox, one thread that changes state. Inputs that wait together are decided
-one after the other, made durable in one transaction, and only then seen by anybody: effects,
-deliveries, subscribers and snapshots wait for the commit (decision 4). A failed commit or a bug in
-a decision stops the engine before any effect of that transaction began; its journal is kept. With
-``threads=False`` the same code runs inside ``step()``: one input if there is one, else one effect,
-else one piece of device work, else it says that it is idle. This file and inbox.py, stream.py,
-clock.py are the shell: they hold no rule about requests, lanes or models.
+Theory of operation. One inbox, one thread at a time that changes state. Inputs that wait together
+are decided one after the other, made durable in one transaction, and only then seen by anybody:
+effects, deliveries, subscribers and snapshots wait for the commit (decision 4). A failed commit or
+a bug in a decision stops the engine before any effect of that transaction began; its journal is
+kept.
+
+Whoever decides has the turn. That is the engine thread, or, while that has nothing to do, the
+thread that brings the end of a job (``_go_on``): it decides this one input and gives the device its
+next job, so that no thread has to be woken first. The rest of the step is the engine thread's,
+which the job's answer wakes: it shows the step and tells clients. Whoever looks before is shown
+what is durable first. Locks are taken in the order turn, gate, inbox.
+
+With ``threads=False`` the same code runs inside ``step()``: one input if there is one, else one
+effect, else one piece of device work, else it says that it is idle. This file and inbox.py,
+stream.py, clock.py are the shell: they hold no rule about requests, lanes or models.
 """
 
 import logging
@@ -17,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from laneway.engine.asking import submitted, tokens_of
 from laneway.engine.capability import grant
@@ -65,7 +73,14 @@ from laneway.engine.loads import Loads
 from laneway.engine.meter import Meter
 from laneway.engine.opening import fold_journal, open_journal_state, remember
 from laneway.engine.picture import MetricsPicture
-from laneway.engine.ports import DevicePort, JournalPort, Step, TextPort, make_step
+from laneway.engine.ports import (
+    DevicePort,
+    EagerPort,
+    JournalPort,
+    Step,
+    TextPort,
+    make_step,
+)
 from laneway.engine.request import Request
 from laneway.engine.snapshot import Health, ModelView, RequestView, Snapshot, take_snapshot
 from laneway.engine.state import State, initial_state
@@ -77,6 +92,7 @@ SECOND_NS = 1_000_000_000
 _TOLD = (Deliver, Conclude)
 _OF_JOBS = (SubmitJob, RestoreBuffer, ApplyKv)
 REQUEST_MAX = (1 << 63) - 1
+_Done = TypeVar("_Done")
 
 
 class Engine:
@@ -118,6 +134,7 @@ class Engine:
         self._journal = journal
         self._clock = clock if clock is not None else device.clock
         self._threads = threads = not device.virtual if threads is None else threads
+        self._is_eager = threads and isinstance(device, EagerPort)
         self._draw_seed = draw_seed
         self._inspect = inspect
         self._records = tuple(records)
@@ -128,6 +145,10 @@ class Engine:
         self._inbox = Inbox(chosen.inbox_inputs_max)
         self._batch_max = chosen.step_batch_max
         self._outbox: deque[Effect] = deque()
+        self._turn = threading.Lock()
+        self._unshown: list[Step] = []
+        """Durable steps that nobody was shown yet (the gate)."""
+
         self._gate = threading.RLock()
         self._visible = threading.Condition(self._gate)
         self._clients = Clients(
@@ -148,6 +169,8 @@ class Engine:
             device.stop()  # the journal belongs to somebody else, the device to nobody
             raise
         try:
+            if self._is_eager and isinstance(device, EagerPort):
+                device.lend(self._go_on)
             device.start(self._inbox.post, threads=threads)
         except BaseException:
             journal.close()  # the device belongs to somebody else
@@ -188,14 +211,15 @@ class Engine:
 
     @property
     def _state(self) -> State:
-        """The state after the last step (engine thread)."""
+        """The state after the last step (the turn)."""
         return self._course.state
 
     def _look(self) -> State:
         """Return the state after the last step to a caller who holds the lock.
 
-        The engine thread lands for it: nobody else changes the state.
+        The engine thread lands for it: no caller changes the state.
         """
+        self._show_all()
         mine = self._thread is None or threading.current_thread() is self._thread
         if self._course.is_cruising and not mine:
             self._looks += 1
@@ -259,26 +283,84 @@ class Engine:
         """Be the engine thread: take what waits, or sleep until something arrives or is due."""
         while not self._ended:
             try:
-                if self._looks:
-                    self._guarded(self._land)
-                taken = self._inbox.take(self._batch_max)
-                if not taken and self._is_time():
-                    taken = [TimePassed()]
-                if not taken:
-                    self._inbox.wait(self._sleep_s())
-                    continue
-                self._guarded(self._take, taken)
-                self._guarded(self._act_all)
+                with self._turn:
+                    has_worked, sleep_s = self._work(), self._sleep_s()
+                if not has_worked:
+                    self._inbox.wait(sleep_s)
             except Exception:
                 if self._failure is None:
                     raise
                 return  # logged and told to everybody by _guarded
-        self._finish(EngineClosedError("the engine was closed"))
+        if self._failure is None:
+            self._finish(EngineClosedError("the engine was closed"))
 
-    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+    def _work(self) -> bool:
+        """Do what waits for the engine thread; return whether there was anything."""
+        if self._looks:
+            self._guarded(self._land)
+        taken = self._inbox.take(self._batch_max)
+        if not taken and self._is_time():
+            taken = [TimePassed()]
+        if not (taken or self._unshown or self._outbox):
+            return False
+        self._guarded(self._take, taken)
+        self._guarded(self._act_all)
+        self._guarded(self._foresee)
+        return True
+
+    def _foresee(self) -> None:
+        """Let the device get ready for the job that will most likely be the next."""
+        foreseen = self._course.foresee() if self._is_eager else None
+        if foreseen is not None:
+            self._device.execute(foreseen)
+
+    def _go_on(self, taken: Input) -> None:
+        """Decide an answer on the thread that brings it, if the engine is at rest; else post it."""
+        if not self._turn.acquire(blocking=False):
+            self._inbox.post(taken)
+            return
+        try:
+            if not self._is_at_rest():
+                self._inbox.post(taken)
+                return
+            has_submitted = self._guarded(self._decide_first, taken)
+        except Exception:
+            if self._failure is None:
+                raise
+            return  # logged and told to everybody by _guarded
+        finally:
+            self._turn.release()
+        if not has_submitted:
+            self._inbox.wake()  # else the answer does, when the device has the job
+
+    def _is_at_rest(self) -> bool:
+        """Return whether the engine thread has nothing to do and nobody waits for it (the turn)."""
+        waits = self._looks or self._unshown or self._outbox or not self._inbox.is_empty
+        return not (waits or self._ended) and self._may_act_first()
+
+    def _may_act_first(self) -> bool:
+        """Return whether the device may have its next job before anybody is shown the step.
+
+        Nobody can tell the order, since a job's answers are inputs and are taken later. But for one
+        case: a step that lets a request go on after a restart opens its text when it is shown, and
+        its job needs that.
+        """
+        return self._threads and self._inspect is None and not self._clients.awaits_model
+
+    def _decide_first(self, taken: Input) -> bool:
+        """Decide and let the device have its next job; return whether there is one."""
+        with self._gate:
+            self._decide([taken])
+            try:
+                return self._act_on_jobs()
+            except BaseException:
+                self._show_all()  # it is durable
+                raise
+
+    def _guarded(self, work: Callable[..., _Done], *arguments: object) -> _Done:
         """Do a piece of engine work; a failure of it stops the engine, which everybody is told."""
         try:
-            work(*arguments)
+            return work(*arguments)
         except Exception as failure:
             LOG.critical(
                 "engine stopped at step %d: %s",
@@ -291,41 +373,46 @@ class Engine:
 
     def _take(self, taken: list[Input]) -> None:
         """Decide and evolve, make durable in one transaction, then let it be seen."""
-        course, now_ns, offset_ns = self._course, self._clock.now_ns, self._offset_ns
-        steps: list[Step] = []
-        effects: list[Effect] = []
         with self._gate:
-            course.grounded = self._looks > 0
-            for one in taken:
-                at_ns = max(now_ns() + offset_ns, course.now_ns)
-                events, asked = course.decide(one, at_ns)
-                steps.append(make_step(step=course.step, at_ns=at_ns, taken=one, events=events))
-                effects += asked
-            self._journal.append(steps)
-            self._durable_step = course.step
-            if self._held:
-                self._outbox.extendleft(reversed(self._held.release(self._state)))
-            self._outbox += _device_first(effects)
+            self._show_all()
+            if taken:
+                self._decide(taken)
+            steps = tuple(self._unshown)
             try:
-                if self._threads and self._inspect is None and not self._clients.awaits_model:
+                if self._may_act_first():
                     self._act_on_jobs()
             finally:
-                for step in steps:
-                    self._show(step)
+                self._show_all()
                 if self._inspect is not None:
                     self._inspect(self._state, steps)
                 self._visible.notify_all()
 
-    def _act_on_jobs(self) -> None:
-        """Let the device have its next job before anybody is shown the step (the lock is held).
+    def _decide(self, taken: list[Input]) -> None:
+        """Decide and evolve, then make durable in one transaction (turn and gate are held)."""
+        course, now_ns, offset_ns = self._course, self._clock.now_ns, self._offset_ns
+        steps: list[Step] = []
+        effects: list[Effect] = []
+        course.grounded = self._looks > 0
+        for one in taken:
+            at_ns = max(now_ns() + offset_ns, course.now_ns)
+            events, asked = course.decide(one, at_ns)
+            steps.append(make_step(step=course.step, at_ns=at_ns, taken=one, events=events))
+            effects += asked
+        self._journal.append(steps)
+        self._durable_step = course.step
+        self._unshown += steps
+        if self._held:
+            self._outbox.extendleft(reversed(self._held.release(self._state)))
+        self._outbox += _device_first(effects)
 
-        Nobody can tell the order, since a job's answers are inputs and are taken later. But for one
-        case, which waits: a step that lets a request go on after a restart opens its text when it
-        is shown, and its job needs that.
-        """
+    def _act_on_jobs(self) -> bool:
+        """Ask what stands first in the outbox for jobs; return whether to submit one (the gate)."""
         outbox = self._outbox
+        has_submitted = False
         while outbox and type(outbox[0]) in _OF_JOBS:
+            has_submitted = has_submitted or type(outbox[0]) is SubmitJob
             self._act(outbox.popleft())
+        return has_submitted
 
     def _measure(self, step: Step) -> None:
         """Let the metrics see a durable step; what goes wrong there stays there (R16.2).
@@ -343,6 +430,12 @@ class Engine:
                 type(failure).__name__,
                 failures,
             )
+
+    def _show_all(self) -> None:
+        """Let what is durable be seen (the gate)."""
+        unshown = self._unshown
+        while unshown:
+            self._show(unshown.pop(0))
 
     def _show(self, step: Step) -> None:
         """Let waiters and subscribers see a durable step."""
@@ -575,12 +668,14 @@ class Engine:
     def metrics(self) -> MetricsPicture:
         """Return a picture of all metrics after the last durable step (R15.1)."""
         with self._visible:
+            self._show_all()
             return self._meter.picture()
 
     def subscribe(self, *, steps_max: int = 4096) -> Subscription:
         """Return the durable steps from here on, as they become visible."""
         subscription = Subscription(steps_max, forget=self._forget)
         with self._visible:
+            self._show_all()
             self._subscriptions.append(subscription)
         return subscription
 
@@ -601,6 +696,7 @@ class Engine:
     def health(self) -> Health:
         """Return liveness and readiness with the reason (E29)."""
         with self._visible:
+            self._show_all()
             alive = self._failure is None and not self._ended
             picture = take_snapshot(self._course.standing)
             return picture.health(alive=alive, failure=self._failure, step=self._durable_step)

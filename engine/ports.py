@@ -1,7 +1,7 @@
 """The protocols that the engine owns and adapters implement."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -69,7 +69,10 @@ class TextPort(Protocol):
         ...
 
     def push(self, request: int, position: int, token: int) -> bool:
-        """Take one generated token in order; return True when a stop string is now complete."""
+        """Take one generated token in order; return True when a stop string is now complete.
+
+        The same token at the same position changes nothing.
+        """
         ...
 
     def take(self, request: int, position: int) -> str:
@@ -145,6 +148,24 @@ class DevicePort(Protocol):
 
     def stop(self) -> None:
         """End the threads; after the device was closed or abandoned."""
+        ...
+
+
+@runtime_checkable
+class EagerPort(Protocol):
+    """What a DevicePort is too that gets its next job as soon as can be; it takes ForeseeJob.
+
+    Why: an idle device waits for its next job. A thread that has the result in its hands need not
+    wake another one to decide, nor that one a third to submit; and what is known of the next job
+    need not be worked out then.
+    """
+
+    def lend(self, go_on: Callable[[Input], None]) -> None:
+        """Let the thread that waits call ``go_on`` in the place of ``post``, with no lock held.
+
+        It posts, or decides the step at once and calls ``execute`` meanwhile; what that was given
+        is carried out when it has returned. To be called before ``start``.
+        """
         ...
 
 

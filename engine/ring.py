@@ -28,8 +28,9 @@ from laneway.engine.state import (
     is_decoding,
 )
 
-Member = tuple[int, int, int, int, Sampling, tuple[int, ...], list[int] | None, int | None]
-"""One row of a group's jobs: lane, owner, start, generated, sampling, prompt, output, logprobs.
+Member = tuple[int, int, int, int, Sampling, tuple[int, ...], list[int] | None, int | None, bool]
+"""One row of a group's jobs: lane, owner, start, generated, sampling, prompt, output, logprobs,
+searched.
 
 ``start`` and ``generated`` are the length of its lane and the tokens of its request before the
 group's first token; ``output`` grows with them where the sampler looks at it.
@@ -69,23 +70,30 @@ class Group:
                 member[6].append(token)
         return told
 
-    def plan(self, job: int) -> tuple[tuple[KvOperation, ...], tuple[SubmitRow, ...]]:
-        """Return the operations and the rows of its next job."""
-        done, before = self.done, self.job
-        reserve: list[KvOperation] = []
+    def operations(self, job: int, *, behind: int | None) -> tuple[KvOperation, ...]:
+        """Return the operations of its next job, whose number is ``job``.
+
+        ``behind``: its job that is still in flight, None if it has none.
+        """
+        done, before = (self.done, self.job) if behind is None else (self.done + 1, behind)
+        due = self.due if not done else self._commits(done, before)
+        reserve = []
+        for member in self.members:
+            length = member[2] + done
+            reserve.append(KvOperation("RESERVE", member[0], length, length + 1, job))
+        return (*due, *reserve)
+
+    def rows(self) -> tuple[SubmitRow, ...]:
+        """Return the rows of its next job, once none of its jobs is in flight."""
+        done = self.done
         rows: list[SubmitRow] = []
         for member, token in zip(self.members, self.latest, strict=True):
-            lane, owner, start, generated, sampling, prompt, output, logprobs = member
-            length, number = start + done, generated + done
-            reserve.append(KvOperation("RESERVE", lane, length, length + 1, job))
-            own = () if output is None else tuple(output)
+            lane, owner, start, generated, sampling, prompt, output, logprobs, searched = member
+            asked = (prompt, () if output is None else tuple(output), (), logprobs, searched)
             rows.append(
-                SubmitRow(
-                    lane, owner, (token,), length, sampling, number, prompt, own, (), logprobs
-                )
+                SubmitRow(lane, owner, (token,), start + done, sampling, generated + done, *asked)
             )
-        due = self.due if not done else self._commits(done, before)
-        return (*due, *reserve), tuple(rows)
+        return tuple(rows)
 
     def _commits(self, done: int, job: int) -> tuple[KvOperation, ...]:
         commits = []
@@ -108,7 +116,7 @@ class Group:
             lane.due, lane.carried = ((commit,), ()) if flying is None else ((), (commit,))
             lane.state = "ready" if flying is None else "reserved"
 
-    def rows(self) -> tuple[JobRow, ...]:
+    def kept_rows(self) -> tuple[JobRow, ...]:
         """Return the rows of the job that is in flight after those that are kept."""
         done = len(self.kept)
         return tuple(
@@ -145,7 +153,7 @@ def land(
     for index, group in enumerate(groups):
         group.land(state, number if index == flying else None)
     state.jobs[number] = attrs.evolve(
-        job, number=number, rows=groups[flying].rows(), planned_ns=planned_ns, ticket=ticket
+        job, number=number, rows=groups[flying].kept_rows(), planned_ns=planned_ns, ticket=ticket
     )
     state.decode_ready = deque(
         owner for group in (*groups[flying + 1 :], *groups[:flying]) for owner in group.run.owners
@@ -211,7 +219,8 @@ def _group(
         prompt = request.prompt if sampling.counts_prompt else ()
         output = list(request.tokens) if sampling.counts_output else None
         generated = len(request.tokens)
-        members.append((lane, owner, start, generated, sampling, prompt, output, request.logprobs))
+        asked = (request.logprobs, bool(request.stop))
+        members.append((lane, owner, start, generated, sampling, prompt, output, *asked))
         latest.append(request.tokens[-1])
     return Group(run=run, members=tuple(members), due=due, latest=tuple(latest))
 

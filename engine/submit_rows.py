@@ -54,6 +54,7 @@ def drawn_row(
         tuple(request.tokens) if sampling.counts_output else (),
         () if generated >= request.min_tokens else _masked(state, request),
         request.logprobs,
+        bool(request.stop),
     )
 
 

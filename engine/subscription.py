@@ -20,7 +20,7 @@ class Subscription:
         self.lost = 0
 
     def put(self, step: Step) -> None:
-        """Add a step (engine thread); never blocks."""
+        """Add a step (the engine's gate); never blocks."""
         if self._steps.qsize() >= self._steps_max:
             self.lost += 1
         else:

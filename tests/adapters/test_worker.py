@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from laneway.adapters.worker import Worker
 from laneway.engine.effects import DeviceEffect, ProbeHealth, RestoreBuffer, SubmitJob
 
@@ -110,3 +112,60 @@ def test_what_was_put_before_lets_nobody_go_on() -> None:
     begin.set()
     assert worker.stop(timeout_s=60)
     assert still_awaited == [True, True]
+
+
+def test_whoever_stands_in_is_alone() -> None:
+    """What is put meanwhile is carried out behind it; its own effects keep the worker's order."""
+    done: list[tuple[str, DeviceEffect]] = []
+    begun = threading.Event()
+
+    def work(effect: DeviceEffect) -> None:
+        done.append((threading.current_thread().name, effect))
+        begun.set()
+
+    worker = Worker("test", work)
+    worker.start()
+    assert worker.claim() and not worker.claim()
+    worker.put(ProbeHealth())
+    assert not begun.wait(0.05), "it began though another stands in for it"
+    worker.stand_in([restore(1), submit(2), restore(3)])
+    assert worker.stop(timeout_s=60)
+    mine = threading.current_thread().name
+    expected = [submit(2), restore(1), restore(3)]
+    assert done == [*((mine, effect) for effect in expected), ("laneway-test", ProbeHealth())]
+
+
+def test_nobody_stands_in_for_one_that_has_something_to_do() -> None:
+    begin, entered = threading.Event(), threading.Event()
+
+    def work(effect: DeviceEffect) -> None:
+        entered.set()
+        begin.wait(60)
+
+    worker = Worker("test", work)
+    worker.put(ProbeHealth())
+    assert not worker.claim(), "it waits in the queue"
+    worker.start()
+    assert entered.wait(60) and not worker.claim(), "it is being carried out"
+    begin.set()
+    worker.hand_over(submit(1), at_most_s=60)
+    while not worker.claim():
+        pass  # the last one was carried out and is not yet counted
+    worker.stand_in([])
+    assert worker.stop(timeout_s=60)
+
+
+def test_a_failure_of_who_stands_in_gives_the_worker_back() -> None:
+    def work(effect: DeviceEffect) -> None:
+        if isinstance(effect, SubmitJob):
+            raise ValueError("its own guard is broken")
+        done.append(effect)
+
+    done: list[DeviceEffect] = []
+    worker = Worker("test", work)
+    worker.start()
+    assert worker.claim()
+    with pytest.raises(ValueError, match="guard"):
+        worker.stand_in([submit(1)])
+    worker.put(ProbeHealth())
+    assert worker.stop(timeout_s=60) and done == [ProbeHealth()]

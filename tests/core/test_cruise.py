@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import msgspec
 import pytest
+from support.both_ways import outlined
 
 from laneway.adapters.bench_ticks import life
 from laneway.engine.course import Course
@@ -268,6 +269,28 @@ def test_a_token_that_may_end_an_answer_is_not_its_business(start: int) -> None:
     assert isinstance(taken, Completed)
     assert cruise.decide(row(taken, token=7), STEPS[start].at_ns) is None
     assert cruise.decide(row(taken, token=8), STEPS[start].at_ns) is not None
+
+
+def test_the_next_job_is_foreseen_once_and_when_nothing_stands_between(
+    cruise: Cruise, start: int
+) -> None:
+    """Its number, buffer, operations and places are right, and none of its tokens is in it."""
+    (completed, *answers), (following, *_) = STEPS[start : start + 3], STEPS[start + 3 :]
+    jobs = [cruise.foresee()]
+    assert cruise.foresee() is None
+    for step in (completed, *answers, following):
+        decision = cruise.decide(step.taken, step.at_ns)
+        assert decision is not None
+        came = [effect for effect in decision.effects if isinstance(effect, SubmitJob)]
+        assert all(outlined(job) == jobs[-1] for job in came)
+        if step is not following:
+            jobs.append(cruise.foresee())
+    assert [job and job.job - cruise.job for job in jobs] == [-1, None, None, 0]
+
+
+def test_nothing_is_foreseen_behind_the_last_job_of_a_cruise(cruise: Cruise) -> None:
+    cruise.jobs_left = 0
+    assert cruise.foresee() is None
 
 
 def test_log_probabilities_are_told(cruise: Cruise, start: int) -> None:

@@ -36,6 +36,7 @@ def test_every_step_of_long_answers_is_decided_the_same_both_ways(
         live(random.Random(seed))
     for answer in ANSWERS:
         assert ways[answer] > 10 * LIVES, ways
+    assert ways["foreseen"] > 3 * LIVES, ways
 
 
 def test_every_step_of_groups_that_take_turns_is_decided_the_same_both_ways(
@@ -47,6 +48,7 @@ def test_every_step_of_groups_that_take_turns_is_decided_the_same_both_ways(
         take_turns(random.Random(seed))
     for answer in ANSWERS:
         assert ways[answer] > 10 * LIVES, ways
+    assert ways["foreseen"] > 3 * LIVES, ways
 
 
 @pytest.mark.soak

@@ -100,15 +100,14 @@ def memory_shared(patch: pytest.MonkeyPatch) -> None:
 
 
 def input_rewritten_in_flight(patch: pytest.MonkeyPatch) -> None:
-    real = commands.Commands._submit
+    real = commands.Commands.submit
 
-    def submit(self: Any, model: Any, generation: Any, buffer: Any, effect: Any) -> Any:
-        answered = real(self, model, generation, buffer, effect)
+    def submit(self: Any, effect: Any) -> None:
+        real(self, effect)
         if effect.origin == "request":
-            buffer.views["tokens"][...] = 1
-        return answered
+            self._models[effect.model].buffers[effect.buffer].views["tokens"][...] = 1
 
-    patch.setattr(commands.Commands, "_submit", submit)
+    patch.setattr(commands.Commands, "submit", submit)
 
 
 def wipe_skipped(patch: pytest.MonkeyPatch) -> None:

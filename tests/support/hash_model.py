@@ -79,8 +79,9 @@ class WordText:
     def push(self, request: int, position: int, token: int) -> bool:
         if request not in self.pushed:
             return False
-        del self.pushed[request][position:]
-        self.pushed[request].append(token)
+        if self.pushed[request][position : position + 1] != [token]:
+            del self.pushed[request][position:]
+            self.pushed[request].append(token)
         searched = self.pushed[request][self.searched_from[request] :]
         text = "".join(f"<{t}>" for t in searched)
         return any(stop in text for stop in self.opened[request])
