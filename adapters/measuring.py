@@ -8,6 +8,7 @@ ratios are what a gate judges.
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
@@ -129,13 +130,24 @@ def interleave(
     length_ns = BURST_NS if burst_ns is None else burst_ns
     for work in contenders.values():
         work()
+    bursts = {name: partial(_burst, work, length_ns) for name, work in contenders.items()}
+    return take_turns(bursts, rounds=rounds, tell=tell)
+
+
+def take_turns(
+    contenders: Mapping[str, Callable[[], float]],
+    *,
+    rounds: int = ROUNDS,
+    tell: Callable[[int, int], None] = lambda done, of: None,
+) -> dict[str, float]:
+    """Return the median of what each contender says that its burst took, in any unit."""
     order = list(contenders)
-    medians: dict[str, list[float]] = {name: [] for name in order}
+    told: dict[str, list[float]] = {name: [] for name in order}
     for number in range(rounds):
         tell(number, rounds)
         for name in order if number % 2 == 0 else reversed(order):
-            medians[name].append(_burst(contenders[name], length_ns))
-    return {name: statistics.median(values) for name, values in medians.items()}
+            told[name].append(contenders[name]())
+    return {name: statistics.median(values) for name, values in told.items()}
 
 
 def _burst(work: Callable[[], object], burst_ns: int) -> float:
