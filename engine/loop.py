@@ -42,6 +42,7 @@ from laneway.engine.effects import (
     ApplyKv,
     Conclude,
     Deliver,
+    DeviceEffect,
     Effect,
     LoadBack,
     RestoreBuffer,
@@ -411,7 +412,7 @@ class Engine:
         has_submitted = False
         while outbox and type(outbox[0]) in _OF_JOBS:
             has_submitted = has_submitted or type(outbox[0]) is SubmitJob
-            self._act(outbox.popleft())
+            self._ask_device(outbox.popleft())  # type: ignore[arg-type]
         return has_submitted
 
     def _measure(self, step: Step) -> None:
@@ -471,9 +472,14 @@ class Engine:
             self._clients.conclude(self._held.amend(effect))
         elif isinstance(effect, LoadBack):
             self._load_back(effect)
-        elif course.is_wanted(effect):
+        else:
+            self._ask_device(effect)
+
+    def _ask_device(self, effect: DeviceEffect) -> None:
+        """Ask the device for what is still wanted of it."""
+        if self._course.is_wanted(effect):
             self._device.execute(effect)
-        elif (job := course.withdrawn_job(effect)) is not None:
+        elif (job := self._course.withdrawn_job(effect)) is not None:
             self._inbox.post(SubmitWithdrawn(job=job))
 
     def _now_ns(self) -> int:
