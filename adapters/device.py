@@ -149,6 +149,7 @@ class NpurtDevice:
         self._workers: dict[str, Worker] = {}
         self._wait_thread: threading.Thread | None = None
         self._go_on: Callable[[Input], None] | None = None
+        self._ended_alone: Input | None = None
         self._lent: list[DeviceEffect] = []
         """What the thread that waits was asked for while it was lent; it stands in for it."""
 
@@ -187,7 +188,10 @@ class NpurtDevice:
     # ---------------------------------------------------------------------- working
 
     def lend(self, go_on: Callable[[Input], None]) -> None:
-        """Let the thread that waits tell of the end of the only job in flight with ``go_on``."""
+        """Let the thread that waits tell of the end of the only job in flight with ``go_on``.
+
+        It has no call under way then, so nobody who wants to be alone with the device waits for it.
+        """
         self._go_on = go_on
 
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
@@ -202,7 +206,7 @@ class NpurtDevice:
             *(self.calls, self._clock),
             chips=chips,
             post=post,
-            go_on=self._go_on if threads else None,
+            post_alone=self._keep,
             stepped=self.stepped,
             scale=self._scale,
             samplers=self._samplers,
@@ -508,12 +512,23 @@ class NpurtDevice:
     def _collect(self, timeout_ns: int | None) -> bool:
         """Wait for one result, None: a slice at most; return whether anything was posted."""
         posted = self._wait_for_one(timeout_ns)
-        if self._lent:
-            effects, self._lent = self._lent, []
-            self._workers["submit"].stand_in(effects)
+        taken, self._ended_alone = self._ended_alone, None
+        if taken is not None:
+            self._lend_thread(taken)
         if posted:
             self._tell_buried()
         return posted
+
+    def _keep(self, taken: Input) -> None:
+        """Keep the end of the only job in flight until no call is under way any more."""
+        self._ended_alone = taken
+
+    def _lend_thread(self, taken: Input) -> None:
+        """Tell of the end of the only job, and do what was asked of this thread meanwhile."""
+        (self._answer if self._go_on is None else self._go_on)(taken)
+        if self._lent:
+            effects, self._lent = self._lent, []
+            self._workers["submit"].stand_in(effects)
 
     def _wait_for_one(self, timeout_ns: int | None) -> bool:
         """Wait for one result.

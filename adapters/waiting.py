@@ -103,9 +103,9 @@ class Flight:
 class Waiting:
     """The jobs in flight of one device.
 
-    ``track`` is called by the submit side, the rest by one thread that waits. ``go_on`` is told in
-    the place of ``post`` when the only job in flight is done. ``scale``: how much faster the
-    device's clock runs than the host's.
+    ``track`` is called by the submit side, the rest by one thread that waits. ``post_alone`` is
+    told in the place of ``post`` when the only job in flight is done. ``scale``: how much faster
+    the device's clock runs than the host's.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Waiting:
         *,
         chips: tuple[int, ...],
         post: Callable[[Input], None],
-        go_on: Callable[[Input], None] | None = None,
+        post_alone: Callable[[Input], None] | None = None,
         stepped: bool = False,
         scale: float = 1.0,
         samplers: int = 1,
@@ -125,7 +125,7 @@ class Waiting:
         self._clock = clock
         self._chips = chips
         self._post = post
-        self._go_on = post if go_on is None else go_on
+        self._post_alone = post if post_alone is None else post_alone
         self._scale = scale
         self._nap_ns = _NEVER_NS if stepped else max(1, int(NAP_NS * scale))
         self._results = Results(exact=calls.library.simulates, samplers=samplers)
@@ -346,7 +346,7 @@ class Waiting:
                 msgspec.structs.replace(row, token=NO_TOKEN, fault="numeric") for row in rows
             )
         took_ns = now_ns() - begun_ns
-        tell = self._post if self._flights else self._go_on
+        tell = self._post if self._flights else self._post_alone
         tell(
             Completed(
                 job=effect.job,

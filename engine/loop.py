@@ -386,7 +386,6 @@ class Engine:
                 self._show_all()
                 if self._inspect is not None:
                     self._inspect(self._state, steps)
-                self._visible.notify_all()
 
     def _decide(self, taken: list[Input]) -> None:
         """Decide and evolve, then make durable in one transaction (turn and gate are held)."""
@@ -433,8 +432,10 @@ class Engine:
             )
 
     def _show_all(self) -> None:
-        """Let what is durable be seen (the gate)."""
+        """Let what is durable be seen, and wake who waits for it (the gate)."""
         unshown = self._unshown
+        if unshown:
+            self._visible.notify_all()
         while unshown:
             self._show(unshown.pop(0))
 
