@@ -9,8 +9,8 @@ kept.
 Whoever decides has the turn. That is the engine thread, or, while that has nothing to do, the
 thread that brings the end of a job (``_go_on``): it decides this one input and gives the device its
 next job, so that no thread has to be woken first. The rest of the step is the engine thread's,
-which the job's answer wakes: it shows the step and tells clients. Whoever looks before is shown
-what is durable first. Locks are taken in the order turn, gate, inbox.
+which is woken when the device is asked: it shows the step and tells clients. Whoever looks before
+waits for that. Locks are taken in the order turn, gate, inbox.
 
 With ``threads=False`` the same code runs inside ``step()``: one input if there is one, else one
 effect, else one piece of device work, else it says that it is idle. This file and inbox.py,
@@ -171,7 +171,7 @@ class Engine:
             raise
         try:
             if self._is_eager and isinstance(device, EagerPort):
-                device.lend(self._go_on)
+                device.lend(self._go_on, come_back=self._inbox.wake)
             device.start(self._inbox.post, threads=threads)
         except BaseException:
             journal.close()  # the device belongs to somebody else
@@ -220,16 +220,26 @@ class Engine:
 
         The engine thread lands for it: no caller changes the state.
         """
-        self._show_all()
-        mine = self._thread is None or threading.current_thread() is self._thread
-        if self._course.is_cruising and not mine:
-            self._looks += 1
-            try:
-                self._inbox.wake()
-                self._visible.wait_for(lambda: self._ended or not self._course.is_cruising)
-            finally:
-                self._looks -= 1
+        self._looks += 1
+        try:
+            self._await(lambda: not (self._course.is_cruising or self._unshown))
+        finally:
+            self._looks -= 1
         return self._state
+
+    def _await_shown(self) -> None:
+        """Let the engine thread show what is durable to a caller who holds the lock."""
+        self._await(lambda: not self._unshown)
+
+    def _await(self, done: Callable[[], bool]) -> None:
+        """Let a caller who holds the lock wait for what the engine thread does when it is woken.
+
+        Why no caller does it: it may be interrupted anywhere.
+        """
+        mine = self._thread is None or threading.current_thread() is self._thread
+        if not (mine or self._ended or done()):
+            self._inbox.wake()
+            self._visible.wait_for(lambda: self._ended or done())
 
     def _land(self) -> None:
         """Let those look who wait for it (engine thread)."""
@@ -297,6 +307,8 @@ class Engine:
 
     def _work(self) -> bool:
         """Do what waits for the engine thread; return whether there was anything."""
+        if self._ended:  # while it waited for the turn
+            return False
         if self._looks:
             self._guarded(self._land)
         taken = self._inbox.take(self._batch_max)
@@ -332,7 +344,7 @@ class Engine:
         finally:
             self._turn.release()
         if not has_submitted:
-            self._inbox.wake()  # else the answer does, when the device has the job
+            self._inbox.wake()  # else the device does, when it is asked
 
     def _is_at_rest(self) -> bool:
         """Return whether the engine thread has nothing to do and nobody waits for it (the turn)."""
@@ -675,14 +687,14 @@ class Engine:
     def metrics(self) -> MetricsPicture:
         """Return a picture of all metrics after the last durable step (R15.1)."""
         with self._visible:
-            self._show_all()
+            self._await_shown()
             return self._meter.picture()
 
     def subscribe(self, *, steps_max: int = 4096) -> Subscription:
         """Return the durable steps from here on, as they become visible."""
         subscription = Subscription(steps_max, forget=self._forget)
         with self._visible:
-            self._show_all()
+            self._await_shown()
             self._subscriptions.append(subscription)
         return subscription
 
@@ -703,7 +715,7 @@ class Engine:
     def health(self) -> Health:
         """Return liveness and readiness with the reason (E29)."""
         with self._visible:
-            self._show_all()
+            self._await_shown()
             alive = self._failure is None and not self._ended
             picture = take_snapshot(self._course.standing)
             return picture.health(alive=alive, failure=self._failure, step=self._durable_step)

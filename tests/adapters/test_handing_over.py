@@ -66,7 +66,8 @@ class Lent:
         self.by: dict[int, str] = {}
         self.when_lent: list[set[int]] = []
         self.then: list[DeviceEffect] = []
-        opened.lend(self._go_on)
+        self.came_back: list[set[int]] = []
+        opened.lend(self._go_on, come_back=lambda: self.came_back.append(set(self.accepted())))
         real = Commands.submit
 
         def submit(commands: Commands, effect: SubmitJob) -> None:
@@ -85,6 +86,9 @@ class Lent:
         self.then = []
         self.when_lent.append(set(self.by))
         self.driven._post(taken)
+
+    def accepted(self) -> list[int]:
+        return [one.job for one in self.driven.posted if isinstance(one, SubmitAccepted)]
 
     def prompt(self, lane: int) -> SubmitJob:
         buffer = self.driven.buffer("prefill", number=lane)
@@ -109,6 +113,9 @@ def test_the_thread_that_waits_submits_the_next_job_once_it_has_come_back(lent: 
     assert lent.by == {first.job: "laneway-submit", second.job: "laneway-wait"}
     assert lent.when_lent[0] == {first.job}, "the engine is not held up by a device call"
     assert [one.job for one in lent.brought] == [first.job, second.job]
+    assert lent.came_back == [{first.job}], (
+        "right before the device is asked, however long it takes"
+    )
 
 
 def test_what_else_is_asked_meanwhile_keeps_its_order(lent: Lent) -> None:
@@ -127,6 +134,8 @@ def test_a_device_that_still_has_a_job_lends_nobody(lent: Lent) -> None:
     seen = len(lent.driven.posted)
     lent.driven.submit(first)
     lent.driven.submit(second)
+    while len(lent.opened._waiting.tickets) < 2:
+        pass  # it was accepted, and is waited for a moment later
     lent.driven.next(Completed, after=seen, fits=lambda one: one.job == first.job)
     lent.driven.next(Completed, after=seen, fits=lambda one: one.job == second.job)
     assert [one.job for one in lent.brought] == [second.job]

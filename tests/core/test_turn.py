@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 from support.fake_device import FakeDevice
@@ -11,8 +11,9 @@ from support.memory_steps import ListJournal
 from laneway.engine import Engine, EngineClosedError, Request, Stream
 from laneway.engine.clients import Recorded
 from laneway.engine.effects import DeviceEffect, ForeseeJob, SubmitJob
-from laneway.engine.errors import UsageError
-from laneway.engine.inputs import CancelRequested, Completed, Input
+from laneway.engine.errors import JournalWriteError, UsageError
+from laneway.engine.inputs import CancelRequested, Completed, Input, TimePassed
+from laneway.engine.ports import Step
 
 PATIENCE_S = 30.0
 
@@ -32,8 +33,8 @@ class EagerDevice(FakeDevice):
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
         self._post = post
 
-    def lend(self, go_on: Callable[[Input], None]) -> None:
-        self._go_on = go_on
+    def lend(self, go_on: Callable[[Input], None], *, come_back: Callable[[], None]) -> None:
+        self._go_on, self._come_back = go_on, come_back
 
     def execute(self, effect: DeviceEffect) -> None:
         if isinstance(effect, ForeseeJob):
@@ -119,18 +120,42 @@ def test_the_next_job_is_asked_for_before_any_other_thread_is_needed(served: Ser
     served.rest()
 
 
+@pytest.mark.parametrize("jobs", [0, 5])
 @pytest.mark.parametrize("look", ["snapshot", "metrics", "health", "subscribe"])
-def test_whoever_looks_first_is_shown_the_step(served: Served, look: str) -> None:
-    """The state is that of the step, so everything else has to be too."""
+def test_whoever_looks_first_waits_until_the_step_is_shown(
+    served: Served, look: str, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the engine thread, since a caller may be interrupted anywhere; also in a cruise."""
+    by: list[str] = []
+    real = Engine._show
+
+    def show(engine: Engine, step: Step) -> None:
+        by.append(threading.current_thread().name)
+        real(engine, step)
+
+    monkeypatch.setattr(Engine, "_show", show)
+    for _ in range(jobs):
+        served.device.end_job()
+        served.device.come_back()
+        served.rest()
+    assert served.engine._course.is_cruising == (jobs > 0)
     served.device.end_job()
     durable = served.journal.steps[-1].step
     assert durable not in served.shown()
     getattr(served.engine, look)()
-    assert served.shown()[-1] == durable
+    assert served.shown()[-1] == durable and set(by) == {"laneway-engine"}
     assert served.engine.health().step == served.engine.snapshot().step == durable
     served.device.come_back()
     served.rest()
     assert served.shown() == sorted(set(served.shown())), "nothing is shown twice"
+
+
+def test_clients_are_told_while_the_device_is_asked_for_the_next_job(served: Served) -> None:
+    """However long it takes to answer."""
+    completed = served.device.end_job()
+    served.device._come_back()
+    assert next(iter(served.stream)).token == completed.rows[0].token
+    served.device.come_back()
 
 
 def test_the_last_token_wakes_the_engine_thread() -> None:
@@ -193,6 +218,28 @@ def test_a_journal_that_fails_stops_the_engine_and_not_this_thread(served: Serve
     assert served.device.stopped
 
 
+def test_an_engine_thread_that_waits_for_the_turn_decides_nothing_after_a_failure(
+    served: Served,
+) -> None:
+    """What it would decide stands on a state that is ahead of the journal."""
+    inbox, before = served.engine._inbox, len(served.journal.steps)
+
+    def fail(steps: Sequence[Step]) -> None:
+        inbox.post(TimePassed())
+        served.until(lambda: not inbox._sleeping)
+        for _ in range(100):
+            time.sleep(0)  # it is about to take the turn
+        served.journal.watch = lambda steps: None
+        raise JournalWriteError("disk full (told to)")
+
+    served.journal.watch = fail
+    served.device.end_job()
+    with pytest.raises(EngineClosedError, match="disk full"):
+        served.stream.result(timeout_s=PATIENCE_S)
+    served.engine.close()
+    assert len(served.journal.steps) == before and not served.device.lent
+
+
 def test_a_device_that_refuses_the_job_stops_the_engine_and_the_step_is_shown(
     served: Served,
 ) -> None:
@@ -226,7 +273,7 @@ def test_the_next_job_is_foreseen_while_the_device_computes(served: Served) -> N
 class NeverLent(FakeDevice):
     """Has threads that nobody is to use."""
 
-    def lend(self, go_on: Callable[[Input], None]) -> None:
+    def lend(self, go_on: Callable[[Input], None], *, come_back: Callable[[], None]) -> None:
         raise AssertionError("an engine that is stepped by hand has one thread")
 
 
