@@ -95,7 +95,7 @@ class Buffer:
         Raises: ValueError if the rows do not fit, and nothing is written then; InternalError if the
         buffer is held or tainted.
         """
-        self._begin_to_write()
+        self._check_free()
         tokens = [() if row is None else row.tokens for row in rows]
         counts = list(map(len, tokens))
         views = self.views
@@ -112,6 +112,7 @@ class Buffer:
         )
         if status != PACK_OK:
             raise ValueError(f"buffer/{self.number}: {PACK_STATUS_NAMES[status]}")
+        self.fillings += 1
 
     def put_tokens(self, tokens: Sequence[int], *, vocabulary: int) -> bool:
         """Write the one token of each of the first rows over the one that ``fill`` wrote.
@@ -122,14 +123,14 @@ class Buffer:
         """
         if min(tokens) < 0 or max(tokens) >= vocabulary:
             return False
-        self._begin_to_write()
+        self._check_free()
+        self.fillings += 1
         struct.pack_into(f"={len(tokens)}i", self.views["tokens"].data, 0, *tokens)
         return True
 
-    def _begin_to_write(self) -> None:
+    def _check_free(self) -> None:
         if self.ticket or self.tainted:
             raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
-        self.fillings += 1
 
     def output(self, name: str) -> NDArray[np.generic] | None:
         """Return an output tensor, or None if the submodel has none of that name."""

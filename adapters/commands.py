@@ -109,7 +109,7 @@ class Commands:
 
     def foresee(self, job: SubmitJob) -> None:
         """Get a buffer ready for a job that may come; nothing depends on it."""
-        self._foreseen = None
+        self._drop_foreseen()
         model = self._models.get(job.model)
         if model is None or model.current is None:
             return
@@ -121,13 +121,18 @@ class Commands:
             return
         try:
             self._foreseen = foresee(model, model.current, buffer, job)
-        except (ValueError, InternalError) as error:
+        except Exception as error:
             # The same is met at its submit, and told there.
             LOG.warning("job/%d cannot be made ready for: %s", job.job, str(error))
 
+    def _drop_foreseen(self) -> None:
+        """Forget what was foreseen; a free buffer that was made ready is wiped again (E4)."""
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and foreseen.is_untouched:
+            foreseen.buffer.wipe()
+
     def submit(self, effect: SubmitJob) -> None:
         """Apply the operations once, fill the buffer, submit; one answer (R2.3, D6)."""
-        foreseen, self._foreseen = self._foreseen, None
         model = self._model(effect.model)
         generation = model.current
         code = model.stale_code(epoch=effect.epoch, generation=effect.generation)
@@ -136,23 +141,24 @@ class Commands:
             self._post(SubmitRefused(job=effect.job, code=code or 0, reason=reason))
             return
         buffer = self._buffer(model, effect.buffer)
-        is_ready = foreseen is not None and foreseen.is_of(effect, model)
-        operations = foreseen.operations if foreseen is not None and is_ready else None
+        if self._foreseen is not None and not self._foreseen.is_of(effect, model):
+            self._drop_foreseen()
+        ready = self._foreseen
+        operations = None if ready is None else ready.operations
         failed = self._apply(model, effect.operations, job=effect.job, translated=operations)
         if failed is not None:
-            if is_ready:
-                buffer.wipe()
+            self._drop_foreseen()
             self._post(failed)
             return
         try:
-            if not (is_ready and put_tokens(model, buffer, effect)):
+            if ready is None or not put_tokens(model, buffer, effect):
                 write(model, generation, buffer, effect, model.lane_tags)
         except ValueError as error:
-            if is_ready:
-                buffer.wipe()
+            self._drop_foreseen()
             refusal = SubmitRefused(job=effect.job, code=npurt.Code.INVALID_ARG, reason=str(error))
             self._post(refusal)
             return
+        self._foreseen = None
         self._before_submit()
         answer, ticket = buffer.form.submit(self._calls)
         since_ns = self._clock.now_ns()  # before anybody wakes who would take the interpreter
@@ -247,7 +253,12 @@ class Commands:
     # -------------------------------------------------------------------------- buffers
 
     def restore(self, effect: RestoreBuffer) -> None:
-        """Retire the ticket, restore, wipe (E4); memory that is not quiescent is buried (E9)."""
+        """Retire the ticket, restore, wipe (E4); memory that is not quiescent is buried (E9).
+
+        What was foreseen and has not come by now, before the buffer of the job before it is
+        restored, will not come.
+        """
+        self._drop_foreseen()
         buffer = self._buffer(self._model(effect.model), effect.buffer)
         try:
             self._retire(buffer, effect.ticket)

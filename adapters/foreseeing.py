@@ -4,9 +4,10 @@ Theory of operation. While like decode jobs follow one another, all of the next 
 tokens. ``foresee`` translates its KV operations, writes its positions and lengths into the buffer,
 which is free, and says in the buffer's form what its submit will say. When the job comes it is held
 against what was foreseen; only if all of it is the same do its tokens alone have to be written.
-Anything else, and anything that happened to buffer or bank meanwhile, and it is filled in anew.
+Anything else, and anything that happened to buffer or bank meanwhile, and it is filled in anew. A
+buffer that was made ready for a job that does not come is wiped.
 
-Source: E3 (filled before the submit), E4 (nothing of anybody in a free buffer: a token is in none).
+Source: E3 (filled before the submit), E4 (nothing of anybody in a free buffer).
 """
 
 from collections.abc import Mapping
@@ -34,6 +35,13 @@ class Foreseen:
     operations: DeviceOperations
     outline: list[tuple[int, int, int]]
 
+    @property
+    def is_untouched(self) -> bool:
+        """Whether the buffer is free and as it was made ready."""
+        buffer = self.buffer
+        is_free = not (buffer.ticket or buffer.tainted) and bool(buffer.views)
+        return is_free and buffer.fillings == self.fillings
+
     def is_of(self, job: SubmitJob, model: LoadedModel) -> bool:
         """Return whether a job is the one foreseen but for its tokens, and nothing has changed."""
         mine = self.job
@@ -41,7 +49,7 @@ class Foreseen:
             model.current is self.generation
             and model.lane_tags is self.tags
             and model.buffers.get(job.buffer) is self.buffer
-            and self.buffer.fillings == self.fillings
+            and self.is_untouched
             and (job.job, job.epoch, job.generation) == (mine.job, mine.epoch, mine.generation)
             and not job.places
             and job.operations == mine.operations

@@ -3,10 +3,9 @@
 Text is kept by position. The engine thread pushes a token, and takes the text of its position, when
 its step is durable. Where there are stop strings the wait thread has pushed it before, when it was
 sampled, because the engine must know at once whether one is complete. A job that was fenced after
-its tokens were pushed runs again, so a
-position may be pushed again: with the same token, which changes nothing, or, if the fenced run was
-corrupt, with another one, which replaces it and what followed, as long as it was not taken. No
-position may be left out.
+its tokens were pushed runs again, so a position may be pushed again: with the same token, which
+changes nothing, or, if the fenced run was corrupt, with another one, which replaces it and what
+followed, as long as it was not taken. No position may be left out.
 
 Source: decisions 12 and 14.
 """

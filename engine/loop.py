@@ -799,7 +799,7 @@ class Engine:
     def _fail(self, failure: BaseException) -> None:
         """Stop for good: no further effect begins, and every waiter is told."""
         with self._visible:
-            self._failure = failure
+            self._failure = self._failure or failure  # the first one says why
             self._ended = True
             self._outbox.clear()
             self._held.clear()

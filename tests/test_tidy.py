@@ -22,6 +22,7 @@ CATCHES_ALL = {
     ("engine/meter.py", "take"): "returned to whoever feeds it, and counted",
     ("engine/loop.py", "_run"): "_guarded has logged it, stopped the engine and told every waiter",
     ("engine/loop.py", "_go_on"): "as in _run; the thread is the device's and goes on",
+    ("adapters/commands.py", "foresee"): "logged; nothing depends on it, the job is filled in anew",
     ("journal/checkpoint.py", "_run"): "kept; the next append fails with it",
     ("adapters/cli.py", "main"): "printed as one line; the exit code says which kind it was",
     ("adapters/discover.py", "_describe"): "a broken entry point is listed with its error",

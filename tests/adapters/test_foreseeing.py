@@ -62,6 +62,11 @@ class Decoding:
     def model(self) -> LoadedModel:
         return self.device._models[1]
 
+    def prefill(self) -> SubmitJob:
+        """Return a job of several tokens a row: of such nothing is foreseen."""
+        free = self.driven.buffer("prefill", batch=2)
+        return msgspec.structs.replace(self.job, task="prefill", buffer=free)
+
     def foresee(self, job: SubmitJob | None = None) -> None:
         self.device.execute(ForeseeJob(submit=outlined(self.job if job is None else job)))
         self.driven.settle()
@@ -220,6 +225,38 @@ def test_what_happens_meanwhile_makes_it_worthless(
     assert (held["positions"], held["lengths"]) == ([[3], [4]], [1, 1])
 
 
+def another_job(decoding: Decoding) -> None:
+    """In the other buffer."""
+    other = decoding.driven.buffer("decode", batch=2, number=1)
+    decoding.driven.submit(msgspec.structs.replace(decoding.job, buffer=other))
+
+
+def another_foresight(decoding: Decoding) -> None:
+    other = decoding.driven.buffer("decode", batch=2, number=1)
+    decoding.foresee(msgspec.structs.replace(decoding.job, buffer=other))
+
+
+def the_buffer_before_it_comes_back(decoding: Decoding) -> None:
+    """So nothing followed its job: a submit would have gone first."""
+    prefill = decoding.driven.buffer("prefill")
+    ticket = decoding.model.buffers[prefill].ticket
+    effect = RestoreBuffer(model=1, buffer=prefill, job=1, ticket=ticket)
+    decoding.driven.ask(effect, BufferRestored)
+
+
+@pytest.mark.parametrize(
+    "instead", [another_job, another_foresight, the_buffer_before_it_comes_back]
+)
+def test_a_buffer_that_was_made_ready_for_nothing_is_wiped(
+    decoding: Decoding, instead: Callable[[Decoding], None]
+) -> None:
+    decoding.foresee()
+    arena = decoding.model.buffers[decoding.buffer].arena
+    assert np.frombuffer(arena.mapping, np.uint8).any()
+    instead(decoding)
+    assert not np.frombuffer(arena.mapping, np.uint8).any()
+
+
 def test_it_serves_one_job(decoding: Decoding, monkeypatch: pytest.MonkeyPatch) -> None:
     decoding.foresee()
     done = decoding.driven.complete(decoding.job)
@@ -273,8 +310,10 @@ def test_what_cannot_be_made_ready_is_let_be(
         msgspec.structs.replace(decoding.job, model=9),
         msgspec.structs.replace(decoding.job, buffer=999),
         msgspec.structs.replace(decoding.job, epoch=99),
+        decoding.prefill(),
     ):
         decoding.foresee(odd)
+        assert decoding.device._commands._foreseen is None
     assert len(decoding.driven.posted) == seen
     decoding.driven.submit(decoding.job)
     held = decoding.input()

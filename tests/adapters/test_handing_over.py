@@ -12,8 +12,8 @@ from laneway.adapters.commands import Commands
 from laneway.adapters.discover import open_device
 from laneway.adapters.packing import pack
 from laneway.adapters.worker import Worker
-from laneway.engine.effects import DeviceEffect, RestoreBuffer, SubmitJob
-from laneway.engine.inputs import BufferRestored, Completed, Input, SubmitAccepted
+from laneway.engine.effects import DeviceEffect, ProbeHealth, RestoreBuffer, SubmitJob
+from laneway.engine.inputs import BufferRestored, Completed, HealthProbed, Input, SubmitAccepted
 
 MODEL = Path(__file__).resolve().parents[2] / "models" / "tiny-dense"
 pytestmark = pytest.mark.board
@@ -127,6 +127,22 @@ def test_what_else_is_asked_meanwhile_keeps_its_order(lent: Lent) -> None:
     restored = lent.driven.next(BufferRestored, after=seen)
     accepted = lent.driven.next(SubmitAccepted, after=seen, fits=lambda one: one.job == second.job)
     assert lent.driven.posted.index(accepted) < lent.driven.posted.index(restored)
+
+
+def test_it_stands_in_for_nobody_else(lent: Lent, monkeypatch: pytest.MonkeyPatch) -> None:
+    by: list[str] = []
+    real = device.NpurtDevice._probe_health
+
+    def probe(opened: device.NpurtDevice) -> None:
+        by.append(threading.current_thread().name)
+        real(opened)
+
+    monkeypatch.setattr(device.NpurtDevice, "_probe_health", probe)
+    lent.then = [ProbeHealth()]
+    seen = len(lent.driven.posted)
+    lent.driven.submit(lent.prompt(0))
+    lent.driven.next(HealthProbed, after=seen)
+    assert by == ["laneway-health"]
 
 
 def test_a_device_that_still_has_a_job_lends_nobody(lent: Lent) -> None:

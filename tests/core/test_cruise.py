@@ -288,6 +288,16 @@ def test_the_next_job_is_foreseen_once_and_when_nothing_stands_between(
     assert [job and job.job - cruise.job for job in jobs] == [-1, None, None, 0]
 
 
+def test_nothing_is_foreseen_before_the_buffer_is_restored(cruise: Cruise, start: int) -> None:
+    completed, restored, accepted = STEPS[start : start + 3]
+    assert isinstance(restored.taken, BufferRestored)
+    for step in (completed, accepted):
+        assert cruise.decide(step.taken, cruise.now_ns) is not None
+        assert cruise.foresee() is None
+    assert cruise.decide(restored.taken, cruise.now_ns) is not None
+    assert cruise.foresee() is not None
+
+
 def test_nothing_is_foreseen_behind_the_last_job_of_a_cruise(cruise: Cruise) -> None:
     cruise.jobs_left = 0
     assert cruise.foresee() is None

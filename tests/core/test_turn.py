@@ -10,7 +10,7 @@ from support.memory_steps import ListJournal
 
 from laneway.engine import Engine, EngineClosedError, Request, Stream
 from laneway.engine.clients import Recorded
-from laneway.engine.effects import DeviceEffect, ForeseeJob, SubmitJob
+from laneway.engine.effects import DeviceEffect, ForeseeJob, ProbeHealth, SubmitJob
 from laneway.engine.errors import JournalWriteError, UsageError
 from laneway.engine.inputs import CancelRequested, Completed, Input, TimePassed
 from laneway.engine.ports import Step
@@ -172,6 +172,14 @@ def busy(served: Served) -> None:
     assert served.engine._turn.acquire(timeout=PATIENCE_S)
 
 
+def unshown(served: Served) -> None:
+    served.engine._unshown.append(served.journal.steps[-1])
+
+
+def unasked(served: Served) -> None:
+    served.engine._outbox.append(ProbeHealth())
+
+
 def asked(served: Served) -> None:
     served.engine._inbox._queue.append(CancelRequested(request=99))
 
@@ -189,7 +197,9 @@ def inspected(served: Served) -> None:
     served.engine._inspect = lambda state, steps: None
 
 
-@pytest.mark.parametrize("hold_up", [busy, asked, waited_for, awaiting, inspected])
+@pytest.mark.parametrize(
+    "hold_up", [busy, asked, waited_for, awaiting, inspected, unshown, unasked]
+)
 def test_where_anything_else_is_due_it_is_posted(
     served: Served, hold_up: Callable[[Served], None]
 ) -> None:
@@ -198,12 +208,59 @@ def test_where_anything_else_is_due_it_is_posted(
     completed = served.device.end_job()
     assert not served.device.lent, "this thread decided"
     if hold_up is busy:
+        served.until(lambda: not engine._inbox._sleeping)
+        for _ in range(100):
+            time.sleep(0)  # it is about to take the turn
         assert engine._inbox._queue[-1] is completed
         engine._turn.release()
     assert next(iter(served.stream)).token == completed.rows[0].token
     engine._looks = 0
     engine._clients._recorded.clear()
     assert completed in [step.taken for step in served.journal.steps]
+
+
+@pytest.mark.parametrize("left", [unshown, unasked])
+def test_what_is_left_to_the_engine_thread_is_done_when_it_is_woken(
+    served: Served, left: Callable[[Served], None]
+) -> None:
+    before = len(served.shown())
+    left(served)
+    served.engine._inbox.wake()
+    if left is unshown:
+        served.until(lambda: len(served.shown()) > before)
+    else:
+        served.until(lambda: ProbeHealth() in served.device.executed)
+
+
+def test_it_is_decided_under_the_lock(served: Served) -> None:
+    """A caller who holds it sees no state on its way."""
+    held: list[bool] = []
+    gate = served.engine._gate
+    served.journal.watch = lambda steps: held.append(gate._is_owned())  # type: ignore[attr-defined]
+    served.device.end_job()
+    assert held == [True]
+
+
+def test_a_step_is_shown_though_the_next_one_fails(served: Served) -> None:
+    served.device.end_job()
+    durable = served.journal.steps[-1].step
+    served.journal.fail = True
+    served.device.come_back()
+    with pytest.raises(EngineClosedError, match="told to"):
+        served.stream.result(timeout_s=PATIENCE_S)
+    assert served.shown()[-1] == durable
+
+
+def test_after_the_end_nothing_is_decided(served: Served) -> None:
+    served.device.holding = False
+    ended: list[Input] = []
+    post, served.device._post = served.device._post, ended.append
+    served.device.finish_job()
+    served.device._post = post
+    served.engine._fail(JournalWriteError("told to"))
+    before = len(served.journal.steps)
+    served.device._go_on(ended[0])
+    assert len(served.journal.steps) == before and not served.device.lent
 
 
 def test_a_journal_that_fails_stops_the_engine_and_not_this_thread(served: Served) -> None:

@@ -509,7 +509,7 @@ class FakeDevice:
             verdict = self.verdict if effect.origin in ("golden", "canary") else ""
             return RowResult(token=NO_TOKEN, verdict=verdict)
         token = next_token(sequence, row.sampling.seed or 0, row.masked)
-        hit = self._words.push(row.owner, row.generated, token)
+        hit = row.searched and self._words.push(row.owner, row.generated, token)
         logprobs: tuple[tuple[int, float], ...] = ()
         if row.logprobs is not None:
             logprobs = ((token, -0.5), *((other, -1.0 - other) for other in range(row.logprobs)))
