@@ -72,10 +72,7 @@ EXCLUSIVE_TIMEOUT_S = 10.0
 
 
 class Commands:
-    """The handlers of everything that changes a device; one thread at a time.
-
-    ``before_submit`` is called right before the device is asked for a job.
-    """
+    """The handlers of everything that changes a device; one thread at a time."""
 
     def __init__(
         self,
@@ -90,9 +87,7 @@ class Commands:
         device_epoch: int,
         capabilities: tuple[Capability, ...],
         post: Callable[[Input], None],
-        before_submit: Callable[[], None] = lambda: None,
     ) -> None:
-        self._before_submit = before_submit
         self._capabilities = capabilities
         self._index = index
         self._device_epoch = device_epoch
@@ -159,7 +154,6 @@ class Commands:
             self._post(refusal)
             return
         self._foreseen = None
-        self._before_submit()
         answer, ticket = buffer.form.submit(self._calls)
         since_ns = self._clock.now_ns()  # before anybody wakes who would take the interpreter
         if answer.ok and ticket:

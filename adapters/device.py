@@ -149,8 +149,7 @@ class NpurtDevice:
         self._workers: dict[str, Worker] = {}
         self._wait_thread: threading.Thread | None = None
         self._go_on: Callable[[Input], None] | None = None
-        self._come_back: Callable[[], None] | None = None
-        self._stands_in = False
+
         self._ended_alone: Input | None = None
         self._lent: list[DeviceEffect] = []
         """What the thread that waits was asked for while it was lent; it stands in for it."""
@@ -189,13 +188,12 @@ class NpurtDevice:
 
     # ---------------------------------------------------------------------- working
 
-    def lend(self, go_on: Callable[[Input], None], *, come_back: Callable[[], None]) -> None:
+    def lend(self, go_on: Callable[[Input], None]) -> None:
         """Let the thread that waits tell of the end of the only job in flight with ``go_on``.
 
         It has no call under way then, so nobody who wants to be alone with the device waits for it.
-        ``come_back`` is called when it submits what followed.
         """
-        self._go_on, self._come_back = go_on, come_back
+        self._go_on = go_on
 
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
         """Begin to work. Raises: UsageError when called twice."""
@@ -221,7 +219,6 @@ class NpurtDevice:
             device_epoch=self._described.facts.device_epoch,
             capabilities=self._described.facts.capabilities,
             post=post,
-            before_submit=self._before_submit,
         )
         self._validation = Validation(
             self.calls, self._models, self._options, chips=chips, post=post
@@ -532,16 +529,7 @@ class NpurtDevice:
         (self._answer if self._go_on is None else self._go_on)(taken)
         if self._lent:
             effects, self._lent = self._lent, []
-            self._stands_in = True
-            try:
-                self._workers["submit"].stand_in(effects)
-            finally:
-                self._stands_in = False
-
-    def _before_submit(self) -> None:
-        """Let the engine thread go on, which was not woken by the thread that submits here."""
-        if self._stands_in and self._come_back is not None:
-            self._come_back()
+            self._workers["submit"].stand_in(effects)
 
     def _wait_for_one(self, timeout_ns: int | None) -> bool:
         """Wait for one result.

@@ -9,8 +9,8 @@ kept.
 Whoever decides has the turn. That is the engine thread, or, while that has nothing to do, the
 thread that brings the end of a job (``_go_on``): it decides this one input and gives the device its
 next job, so that no thread has to be woken first. The rest of the step is the engine thread's,
-which is woken when the device is asked: it shows the step and tells clients. Whoever looks before
-waits for that. Locks are taken in the order turn, gate, inbox.
+which the job's answer wakes, or LENT_S where the device takes its time: it shows the step and tells
+clients. Whoever looks before wakes it and waits. Locks are taken in the order turn, gate, inbox.
 
 With ``threads=False`` the same code runs inside ``step()``: one input if there is one, else one
 effect, else one piece of device work, else it says that it is idle. This file and inbox.py,
@@ -93,6 +93,14 @@ SECOND_NS = 1_000_000_000
 _TOLD = (Deliver, Conclude)
 _OF_JOBS = (SubmitJob, RestoreBuffer, ApplyKv)
 REQUEST_MAX = (1 << 63) - 1
+LENT_S = 0.02
+"""How long the engine thread sleeps at most while a job is in flight that may end without it.
+
+Why: whoever decides then wakes nobody, since to wake a thread takes a tenth and more of all that
+has to be done before the device has its next job; and the device may be slow to take it. A job that
+is shorter is not disturbed.
+"""
+
 _Done = TypeVar("_Done")
 
 
@@ -171,7 +179,7 @@ class Engine:
             raise
         try:
             if self._is_eager and isinstance(device, EagerPort):
-                device.lend(self._go_on, come_back=self._inbox.wake)
+                device.lend(self._go_on)
             device.start(self._inbox.post, threads=threads)
         except BaseException:
             journal.close()  # the device belongs to somebody else
@@ -344,7 +352,7 @@ class Engine:
         finally:
             self._turn.release()
         if not has_submitted:
-            self._inbox.wake()  # else the device does, when it is asked
+            self._inbox.wake()  # else the answer does
 
     def _is_at_rest(self) -> bool:
         """Return whether the engine thread has nothing to do and nobody waits for it (the turn)."""
@@ -503,10 +511,14 @@ class Engine:
         return wake_ns is not None and wake_ns <= self._now_ns()
 
     def _sleep_s(self) -> float | None:
+        """Return how long the engine thread may sleep."""
         wake_ns = self._course.wake_ns()
-        if wake_ns is None:
-            return None
-        return self._clock.real_seconds(max(wake_ns - self._now_ns(), 0))
+        due_s = None
+        if wake_ns is not None:
+            due_s = self._clock.real_seconds(max(wake_ns - self._now_ns(), 0))
+        if not (self._is_eager and self._course.standing.jobs):
+            return due_s
+        return LENT_S if due_s is None else min(due_s, LENT_S)
 
     # ------------------------------------------------------------------ requests
 

@@ -160,12 +160,11 @@ class EagerPort(Protocol):
     need not be worked out then.
     """
 
-    def lend(self, go_on: Callable[[Input], None], *, come_back: Callable[[], None]) -> None:
+    def lend(self, go_on: Callable[[Input], None]) -> None:
         """Let the thread that waits call ``go_on`` in the place of ``post``, with no lock held.
 
         It posts, or decides the step at once and calls ``execute`` meanwhile; what that was given
-        is carried out when it has returned. ``come_back`` is called right before the device is
-        asked for the job, however long it takes. To be called before ``start``.
+        is carried out when it has returned. To be called before ``start``.
         """
         ...
 

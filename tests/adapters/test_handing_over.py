@@ -66,8 +66,7 @@ class Lent:
         self.by: dict[int, str] = {}
         self.when_lent: list[set[int]] = []
         self.then: list[DeviceEffect] = []
-        self.came_back: list[set[int]] = []
-        opened.lend(self._go_on, come_back=lambda: self.came_back.append(set(self.accepted())))
+        opened.lend(self._go_on)
         real = Commands.submit
 
         def submit(commands: Commands, effect: SubmitJob) -> None:
@@ -86,9 +85,6 @@ class Lent:
         self.then = []
         self.when_lent.append(set(self.by))
         self.driven._post(taken)
-
-    def accepted(self) -> list[int]:
-        return [one.job for one in self.driven.posted if isinstance(one, SubmitAccepted)]
 
     def prompt(self, lane: int) -> SubmitJob:
         buffer = self.driven.buffer("prefill", number=lane)
@@ -113,9 +109,6 @@ def test_the_thread_that_waits_submits_the_next_job_once_it_has_come_back(lent: 
     assert lent.by == {first.job: "laneway-submit", second.job: "laneway-wait"}
     assert lent.when_lent[0] == {first.job}, "the engine is not held up by a device call"
     assert [one.job for one in lent.brought] == [first.job, second.job]
-    assert lent.came_back == [{first.job}], (
-        "right before the device is asked, however long it takes"
-    )
 
 
 def test_what_else_is_asked_meanwhile_keeps_its_order(lent: Lent) -> None:

@@ -8,7 +8,7 @@ import pytest
 from support.fake_device import FakeDevice
 from support.memory_steps import ListJournal
 
-from laneway.engine import Engine, EngineClosedError, Request, Stream
+from laneway.engine import Engine, EngineClosedError, Request, Stream, loop
 from laneway.engine.clients import Recorded
 from laneway.engine.effects import DeviceEffect, ForeseeJob, ProbeHealth, SubmitJob
 from laneway.engine.errors import JournalWriteError, UsageError
@@ -33,8 +33,8 @@ class EagerDevice(FakeDevice):
     def start(self, post: Callable[[Input], None], *, threads: bool) -> None:
         self._post = post
 
-    def lend(self, go_on: Callable[[Input], None], *, come_back: Callable[[], None]) -> None:
-        self._go_on, self._come_back = go_on, come_back
+    def lend(self, go_on: Callable[[Input], None]) -> None:
+        self._go_on = go_on
 
     def execute(self, effect: DeviceEffect) -> None:
         if isinstance(effect, ForeseeJob):
@@ -97,7 +97,8 @@ class Served:
 
 
 @pytest.fixture
-def served() -> Iterator[Served]:
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    monkeypatch.setattr(loop, "LENT_S", PATIENCE_S)  # so that it sleeps until it is woken
     made = Served()
     yield made
     made.device.holding = False
@@ -150,12 +151,16 @@ def test_whoever_looks_first_waits_until_the_step_is_shown(
     assert served.shown() == sorted(set(served.shown())), "nothing is shown twice"
 
 
-def test_clients_are_told_while_the_device_is_asked_for_the_next_job(served: Served) -> None:
-    """However long it takes to answer."""
+def test_clients_are_told_though_the_device_is_slow_to_take_the_next_job() -> None:
+    served = Served()
     completed = served.device.end_job()
-    served.device._come_back()
     assert next(iter(served.stream)).token == completed.rows[0].token
+    assert served.device.lent, "it has not answered yet"
     served.device.come_back()
+    served.device.holding = False
+    while served.device.running:
+        served.device.finish_job()
+    served.engine.close(drain=False)
 
 
 def test_the_last_token_wakes_the_engine_thread() -> None:
@@ -331,7 +336,7 @@ def test_the_next_job_is_foreseen_while_the_device_computes(served: Served) -> N
 class NeverLent(FakeDevice):
     """Has threads that nobody is to use."""
 
-    def lend(self, go_on: Callable[[Input], None], *, come_back: Callable[[], None]) -> None:
+    def lend(self, go_on: Callable[[Input], None]) -> None:
         raise AssertionError("an engine that is stepped by hand has one thread")
 
 
