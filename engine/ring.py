@@ -89,10 +89,12 @@ class Group:
         rows: list[SubmitRow] = []
         for member, token in zip(self.members, self.latest, strict=True):
             lane, owner, start, generated, sampling, prompt, output, logprobs, searched = member
-            asked = (prompt, () if output is None else tuple(output), (), logprobs, searched)
-            rows.append(
-                SubmitRow(lane, owner, (token,), start + done, sampling, generated + done, *asked)
+            length, number = start + done, generated + done
+            own = () if output is None else tuple(output)
+            row = SubmitRow(
+                lane, owner, (token,), length, sampling, number, prompt, own, (), logprobs, searched
             )
+            rows.append(row)
         return tuple(rows)
 
     def _commits(self, done: int, job: int) -> tuple[KvOperation, ...]:
