@@ -4,7 +4,8 @@ A tick is everything that the host does from one device call to the next: the an
 taken (accepted, completed, restored), decided, every transition validated and recorded, the journal
 committed to a file (NORMAL), the state evolved, 16 tokens delivered to streams, metrics, the next
 job planned and handed to the device. Nothing is sampled: the device is a Python object that answers
-at once (``bench_null.py``), so the engine has its real threads and inbox and waits for nothing.
+at once (``bench_null.py``), so the engine has its real threads and inbox and waits for nothing. Both
+sides run on one core.
 
 The baseline fires the triggers of the same events, taken from the tick itself, one by one on plain
 `transitions` models: no journal, no state, no rules.
@@ -19,7 +20,7 @@ from tempfile import TemporaryDirectory
 import attrs
 
 from laneway.adapters.bench_null import CONTEXT_TOKENS, NullDevice
-from laneway.adapters.measuring import Figure, at_most, interleave
+from laneway.adapters.measuring import Figure, at_most, interleave, on_one_core
 from laneway.engine import Engine, Limits, Request
 from laneway.engine.ports import Step
 from laneway.journal import open_journal
@@ -44,7 +45,11 @@ def run(
     rounds: int = 9,
 ) -> Iterator[Figure]:
     """Measure T1 and T2. The arguments make it short for tests."""
-    with TemporaryDirectory(prefix="laneway-bench-") as folder, ExitStack() as stack:
+    with (
+        TemporaryDirectory(prefix="laneway-bench-") as folder,
+        on_one_core(),
+        ExitStack() as stack,
+    ):
         tell("tick: 16 live")
         few = stack.enter_context(Serving(Path(folder) / "few.db", live=ROWS, queued=0))
         tell("tick: one step a commit")

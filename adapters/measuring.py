@@ -5,9 +5,11 @@ order, and a ratio is formed from medians of the same rounds. Absolute times are
 ratios are what a gate judges.
 """
 
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -114,6 +116,24 @@ def compared(
     """Return a figure of baseline / value without a gate."""
     figure = times_faster(figure_id, value, unit, baseline, baseline_value, limit=0.0)
     return attrs.evolve(figure, gate="", gate_met=None)
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keep the caller, and threads that begin meanwhile, on one core, where the system can.
+
+    Why: on a shared machine one core may be a third slower than another for as long as a thread
+    stays on it, and contenders on threads of their own would be compared by where they are.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def interleave(

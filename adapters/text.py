@@ -106,15 +106,18 @@ class TokenizerText:
                 return False
             return text.push(request, position, token)
 
-    def take(self, request: int, position: int) -> str:
+    def take(self, request: int, position: int, token: int | None = None) -> str:
         """Return the text that the token at ``position`` released; again if asked again.
 
+        A ``token`` that is given is pushed first.
         Raises: InternalError for a request that is not open or a position not pushed.
         """
         with self._lock:
             text = self._texts.get(request)
             if text is None:
                 raise InternalError(f"request/{request}: its text is not open")
+            if token is not None:
+                text.push(request, position, token)
             return text.take(request, position)
 
     def finish(self, request: int, *, tokens: int | None = None) -> str:
@@ -164,7 +167,7 @@ class TokenIdsText:
         """Return False: there is no text to stop at."""
         return False
 
-    def take(self, request: int, position: int) -> str:
+    def take(self, request: int, position: int, token: int | None = None) -> str:
         """Return no text."""
         return ""
 

@@ -188,9 +188,8 @@ class Clients:
                     model = models[request]
                     text = self._text(model)
                     assert text is not None
-                    push, take = text.push, text.take
-                push(request, position, token)
-                piece = take(request, position)
+                    take = text.take
+                piece = take(request, position, token)
                 for stream in streams[request]:
                     stream.deliver(position, token, piece, effect.logprobs)
 

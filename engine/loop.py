@@ -303,7 +303,8 @@ class Engine:
         while not self._ended:
             try:
                 with self._turn:
-                    has_worked, sleep_s = self._work(), self._sleep_s()
+                    has_worked = self._work()
+                    sleep_s = None if has_worked else self._sleep_s()
                 if not has_worked:
                     self._inbox.wait(sleep_s)
             except Exception:
@@ -326,12 +327,13 @@ class Engine:
             return False
         self._guarded(self._take, taken)
         self._guarded(self._act_all)
-        self._guarded(self._foresee)
+        if self._is_eager:
+            self._guarded(self._foresee)
         return True
 
     def _foresee(self) -> None:
         """Let the device get ready for the job that will most likely be the next."""
-        foreseen = self._course.foresee() if self._is_eager else None
+        foreseen = self._course.foresee()
         if foreseen is not None:
             self._device.execute(foreseen)
 
@@ -366,7 +368,7 @@ class Engine:
         case: a step that lets a request go on after a restart opens its text when it is shown, and
         its job needs that.
         """
-        return self._threads and self._inspect is None and not self._clients.awaits_model
+        return self._threads and not (self._inspect or self._clients.awaits_model)
 
     def _decide_first(self, taken: Input) -> bool:
         """Decide and let the device have its next job; return whether there is one."""
@@ -395,10 +397,9 @@ class Engine:
     def _take(self, taken: list[Input]) -> None:
         """Decide and evolve, make durable in one transaction, then let it be seen."""
         with self._gate:
-            self._show_all()
-            if taken:
-                self._decide(taken)
-            steps = tuple(self._unshown)
+            if self._unshown:
+                self._show_all()
+            steps = self._decide(taken) if taken else []
             try:
                 if self._may_act_first():
                     self._act_on_jobs()
@@ -407,7 +408,7 @@ class Engine:
                 if self._inspect is not None:
                     self._inspect(self._state, steps)
 
-    def _decide(self, taken: list[Input]) -> None:
+    def _decide(self, taken: list[Input]) -> list[Step]:
         """Decide and evolve, then make durable in one transaction (turn and gate are held)."""
         course, now_ns, offset_ns = self._course, self._clock.now_ns, self._offset_ns
         steps: list[Step] = []
@@ -424,6 +425,7 @@ class Engine:
         if self._held:
             self._outbox.extendleft(reversed(self._held.release(self._state)))
         self._outbox += _device_first(effects)
+        return steps
 
     def _act_on_jobs(self) -> bool:
         """Ask what stands first in the outbox for jobs; return whether to submit one (the gate)."""
@@ -454,8 +456,7 @@ class Engine:
     def _show_all(self) -> None:
         """Let what is durable be seen, and wake who waits for it (the gate)."""
         unshown = self._unshown
-        if unshown:
-            self._visible.notify_all()
+        self._visible.notify_all()
         while unshown:
             self._show(unshown.pop(0))
 

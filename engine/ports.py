@@ -75,8 +75,8 @@ class TextPort(Protocol):
         """
         ...
 
-    def take(self, request: int, position: int) -> str:
-        """Return the text that the token at ``position`` released."""
+    def take(self, request: int, position: int, token: int | None = None) -> str:
+        """Return the text that the token at ``position`` released; push it first if it is given."""
         ...
 
     def finish(self, request: int, *, tokens: int | None = None) -> str:

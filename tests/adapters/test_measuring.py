@@ -1,6 +1,8 @@
 """Figures judge ratios the right way round, and contenders are interleaved."""
 
 import json
+import os
+import threading
 
 import pytest
 
@@ -43,3 +45,15 @@ def test_every_figure_is_one_json_object(monkeypatch: pytest.MonkeyPatch) -> Non
             *("id", "value", "unit", "baseline"),
             *("baseline_value", "ratio", "gate", "gate_met"),
         }
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system cannot keep a thread")
+def test_contenders_are_kept_on_one_core_with_the_threads_they_begin() -> None:
+    before = os.sched_getaffinity(0)
+    seen: list[set[int]] = []
+    with measuring.on_one_core():
+        seen.append(os.sched_getaffinity(0))
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+    assert seen == [{min(before)}] * 2 and os.sched_getaffinity(0) == before

@@ -86,7 +86,9 @@ class WordText:
         text = "".join(f"<{t}>" for t in searched)
         return any(stop in text for stop in self.opened[request])
 
-    def take(self, request: int, position: int) -> str:
+    def take(self, request: int, position: int, token: int | None = None) -> str:
+        if token is not None:
+            self.push(request, position, token)
         return f"<{self.pushed[request][position]}>"
 
     def finish(self, request: int, *, tokens: int | None = None) -> str:
