@@ -75,6 +75,16 @@ class DeviceCalls:
             if self._kept_out:
                 self._changed.notify_all()
 
+    def rejoin_shared(self) -> None:
+        """Be among those again that ``leave_shared`` was called to leave for a while.
+
+        Also of a device that was closed meanwhile, so that there is one end for every beginning.
+        """
+        with self._lock:
+            while self._kept_out and not self._closed:
+                self._changed.wait()
+            self._inside += 1
+
     @contextmanager
     def exclusive(self, *, timeout_s: float) -> Iterator[None]:
         """Make calls while nobody else does. Not to be nested; one thread at a time asks for it.

@@ -150,7 +150,6 @@ class NpurtDevice:
         self._wait_thread: threading.Thread | None = None
         self._go_on: Callable[[Input], None] | None = None
 
-        self._ended_alone: Input | None = None
         self._lent: list[DeviceEffect] = []
         """What the thread that waits was asked for while it was lent; it stands in for it."""
 
@@ -207,7 +206,7 @@ class NpurtDevice:
             *(self.calls, self._clock),
             chips=chips,
             post=post,
-            post_alone=self._keep,
+            post_alone=self._lend_thread if self._go_on is not None and threads else post,
             stepped=self.stepped,
             scale=self._scale,
             samplers=self._samplers,
@@ -513,23 +512,24 @@ class NpurtDevice:
     def _collect(self, timeout_ns: int | None) -> bool:
         """Wait for one result, None: a slice at most; return whether anything was posted."""
         posted = self._wait_for_one(timeout_ns)
-        taken, self._ended_alone = self._ended_alone, None
-        if taken is not None:
-            self._lend_thread(taken)
         if posted:
             self._tell_buried()
         return posted
 
-    def _keep(self, taken: Input) -> None:
-        """Keep the end of the only job in flight until no call is under way any more."""
-        self._ended_alone = taken
-
     def _lend_thread(self, taken: Input) -> None:
-        """Tell of the end of the only job, and do what was asked of this thread meanwhile."""
-        (self._answer if self._go_on is None else self._go_on)(taken)
-        if self._lent:
-            effects, self._lent = self._lent, []
-            self._workers["submit"].stand_in(effects)
+        """Tell of the end of the only job, and do what was asked of this thread meanwhile.
+
+        Whoever wants to be alone with the device does not wait for that.
+        """
+        assert self._go_on is not None
+        self.calls.leave_shared()
+        try:
+            self._go_on(taken)
+            if self._lent:
+                effects, self._lent = self._lent, []
+                self._workers["submit"].stand_in(effects)
+        finally:
+            self.calls.rejoin_shared()
 
     def _wait_for_one(self, timeout_ns: int | None) -> bool:
         """Wait for one result.
