@@ -4,8 +4,8 @@ A tick is everything that the host does from one device call to the next: the an
 taken (accepted, completed, restored), decided, every transition validated and recorded, the journal
 committed to a file (NORMAL), the state evolved, 16 tokens delivered to streams, metrics, the next
 job planned and handed to the device. Nothing is sampled: the device is a Python object that answers
-at once (``bench_null.py``), so the engine has its real threads and inbox and waits for nothing. Both
-sides run on one core.
+at once (``bench_null.py``), so the engine has its real threads and inbox and waits for nothing.
+Both sides run on one core.
 
 The baseline fires the triggers of the same events, taken from the tick itself, one by one on plain
 `transitions` models: no journal, no state, no rules.

@@ -117,3 +117,25 @@ def test_a_failed_call_raises_with_call_code_words_and_ids() -> None:
     assert str(raised.value) == (
         "buffer/7 ticket 3: npurt_job_retire: OBJECT_IN_FLIGHT (0x0305): job 3 is not terminal"
     )
+
+
+def test_who_leaves_for_a_while_is_not_waited_for_until_it_is_back() -> None:
+    calls = make_calls()
+    with calls.shared():
+        calls.leave_shared()
+        with calls.exclusive(timeout_s=0):
+            pass
+        calls.rejoin_shared()
+        with pytest.raises(DeviceLostError), calls.exclusive(timeout_s=0):
+            pytest.fail("somebody was inside")
+    with calls.exclusive(timeout_s=0):
+        pass
+
+
+def test_who_left_comes_back_to_a_device_that_was_closed_meanwhile() -> None:
+    calls = make_calls()
+    with calls.shared():
+        calls.leave_shared()
+        calls.close()
+        calls.rejoin_shared()
+    assert calls._inside == 0
