@@ -128,8 +128,13 @@ class Buffer:
         struct.pack_into(f"={len(tokens)}i", self.views["tokens"].data, 0, *tokens)
         return True
 
+    @property
+    def is_free(self) -> bool:
+        """Whether no job holds it and the device lets it be."""
+        return not (self.ticket or self.tainted)
+
     def _check_free(self) -> None:
-        if self.ticket or self.tainted:
+        if not self.is_free:
             raise InternalError(f"buffer/{self.number} is not free (ticket {self.ticket})")
 
     def output(self, name: str) -> NDArray[np.generic] | None:

@@ -62,8 +62,7 @@ class DeviceCalls:
     def enter_shared(self) -> None:
         """Begin what ``leave_shared`` ends; ``shared`` does both."""
         with self._lock:
-            while self._kept_out and not self._closed:
-                self._changed.wait()
+            self._wait_until_let_in()
             if self._closed:
                 raise DeviceLostError("the device is closed", code=npurt.Code.BAD_HANDLE)
             self._inside += 1
@@ -81,9 +80,13 @@ class DeviceCalls:
         Also of a device that was closed meanwhile, so that there is one end for every beginning.
         """
         with self._lock:
-            while self._kept_out and not self._closed:
-                self._changed.wait()
+            self._wait_until_let_in()
             self._inside += 1
+
+    def _wait_until_let_in(self) -> None:
+        """Wait while somebody keeps others out of a device that is open (the lock is held)."""
+        while self._kept_out and not self._closed:
+            self._changed.wait()
 
     @contextmanager
     def exclusive(self, *, timeout_s: float) -> Iterator[None]:

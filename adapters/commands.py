@@ -110,9 +110,7 @@ class Commands:
             return
         buffer = model.buffers.get(job.buffer)
         is_stale = model.stale_code(epoch=job.epoch, generation=job.generation) is not None
-        if is_stale or buffer is None or buffer.ticket or buffer.tainted:
-            return
-        if buffer.submodel.tokens_max != 1:
+        if is_stale or buffer is None or not buffer.is_free or buffer.submodel.tokens_max != 1:
             return
         try:
             self._foreseen = foresee(model, model.current, buffer, job)

@@ -39,8 +39,7 @@ class Foreseen:
     def is_untouched(self) -> bool:
         """Whether the buffer is free and as it was made ready."""
         buffer = self.buffer
-        is_free = not (buffer.ticket or buffer.tainted) and bool(buffer.views)
-        return is_free and buffer.fillings == self.fillings
+        return buffer.is_free and bool(buffer.views) and buffer.fillings == self.fillings
 
     def is_of(self, job: SubmitJob, model: LoadedModel) -> bool:
         """Return whether a job is the one foreseen but for its tokens, and nothing has changed."""

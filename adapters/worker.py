@@ -109,8 +109,7 @@ class Worker:
                 if after is None:
                     self._carry_out(effect)
                     return
-                if type(after) is SubmitJob:
-                    effect, after = after, effect
+                effect, after = _submits_first((effect, after))
             self._carry_out(effect)
             effect = after if after is not None else self._queue.get()
 
